@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/client"
 	"github.com/atoll-run/atoll/internal/stream"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -320,7 +321,7 @@ func (s *Sandbox) Update(ctx context.Context, c sandbox.Change) (sandbox.Sandbox
 // the files of the sandbox and, if the provider can do that, its processes with
 // their memory. On an error there are no copies. With opts.IdempotencyKey, a
 // repeated call returns the copies that the first call made.
-func (s *Sandbox) Fork(ctx context.Context, opts sandbox.ForkRequest) ([]*Sandbox, error) {
+func (s *Sandbox) Fork(ctx context.Context, opts durable.ForkRequest) ([]*Sandbox, error) {
 	opts.Count = max(opts.Count, 1)
 	text, err := json.Marshal(opts)
 	if err != nil {
@@ -338,12 +339,12 @@ func (s *Sandbox) Fork(ctx context.Context, opts sandbox.ForkRequest) ([]*Sandbo
 }
 
 // Snapshot saves the state of the sandbox as a snapshot. The sandbox continues.
-func (s *Sandbox) Snapshot(ctx context.Context, opts sandbox.SnapshotRequest) (snap sandbox.Snapshot, err error) {
+func (s *Sandbox) Snapshot(ctx context.Context, opts durable.SnapshotRequest) (snap durable.Snapshot, err error) {
 	return snap, s.client.conn.Call(ctx, http.MethodPost, s.path("/snapshots"), nil, opts, &snap)
 }
 
 // GetSnapshot returns the snapshot of that name or id.
-func (c *Client) GetSnapshot(ctx context.Context, ref string) (s sandbox.Snapshot, err error) {
+func (c *Client) GetSnapshot(ctx context.Context, ref string) (s durable.Snapshot, err error) {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return s, err
 	}
@@ -352,19 +353,19 @@ func (c *Client) GetSnapshot(ctx context.Context, ref string) (s sandbox.Snapsho
 
 // Snapshots yields the snapshots that have all of the labels, newest first, and
 // ends with the first error.
-func (c *Client) Snapshots(ctx context.Context, labels map[string]string) iter.Seq2[sandbox.Snapshot, error] {
-	return func(yield func(sandbox.Snapshot, error) bool) {
+func (c *Client) Snapshots(ctx context.Context, labels map[string]string) iter.Seq2[durable.Snapshot, error] {
+	return func(yield func(durable.Snapshot, error) bool) {
 		query := url.Values{"limit": {strconv.Itoa(snapshotPage)}}
 		for k, v := range labels {
 			query.Add("label", k+"="+v)
 		}
 		for {
 			var page struct {
-				Snapshots []sandbox.Snapshot
+				Snapshots []durable.Snapshot
 				Next      string
 			}
 			if err := c.conn.Call(ctx, http.MethodGet, "/v1/snapshots", query, nil, &page); err != nil {
-				yield(sandbox.Snapshot{}, err)
+				yield(durable.Snapshot{}, err)
 				return
 			}
 			for _, s := range page.Snapshots {
@@ -412,7 +413,7 @@ func (c *Client) ExportSnapshot(ctx context.Context, ref string, w io.Writer) er
 // ImportSnapshot stores a stream of ExportSnapshot under a new name. Its memory
 // is trusted: only import what a daemon wrote. It needs the owner of the machine,
 // or a key of the tenant default.
-func (c *Client) ImportSnapshot(ctx context.Context, name string, labels map[string]string, r io.Reader) (s sandbox.Snapshot, err error) {
+func (c *Client) ImportSnapshot(ctx context.Context, name string, labels map[string]string, r io.Reader) (s durable.Snapshot, err error) {
 	if err := sandbox.ValidateName(name); err != nil {
 		return s, err
 	}
@@ -435,20 +436,20 @@ func (c *Client) ImportSnapshot(ctx context.Context, name string, labels map[str
 
 // PruneSnapshots removes the snapshots with all of the labels from which no
 // living sandbox was made, and returns them.
-func (c *Client) PruneSnapshots(ctx context.Context, labels map[string]string) ([]sandbox.Snapshot, error) {
-	var out struct{ Snapshots []sandbox.Snapshot }
+func (c *Client) PruneSnapshots(ctx context.Context, labels map[string]string) ([]durable.Snapshot, error) {
+	var out struct{ Snapshots []durable.Snapshot }
 	return out.Snapshots, c.conn.Call(ctx, http.MethodPost, "/v1/snapshots/prune", nil, map[string]any{"labels": labels}, &out)
 }
 
 // CreateProfile stores a profile under its name.
-func (c *Client) CreateProfile(ctx context.Context, p sandbox.Profile) (out sandbox.StoredProfile, err error) {
+func (c *Client) CreateProfile(ctx context.Context, p sandbox.Profile) (out durable.StoredProfile, err error) {
 	return out, c.conn.Call(ctx, http.MethodPost, "/v1/profiles", nil, p, &out)
 }
 
 // ApplyProfile stores a new version of the profile of that name, or its first,
 // and applies it to the sandboxes that use it. If ifVersion is not 0 and the
 // stored profile has another version, it is CodeConflict.
-func (c *Client) ApplyProfile(ctx context.Context, p sandbox.Profile, ifVersion int64) (out sandbox.StoredProfile, err error) {
+func (c *Client) ApplyProfile(ctx context.Context, p sandbox.Profile, ifVersion int64) (out durable.StoredProfile, err error) {
 	query := url.Values{}
 	if ifVersion != 0 {
 		query.Set("ifVersion", strconv.FormatInt(ifVersion, 10))
@@ -457,7 +458,7 @@ func (c *Client) ApplyProfile(ctx context.Context, p sandbox.Profile, ifVersion 
 }
 
 // Profile returns the given version of a profile. Version 0 is the newest.
-func (c *Client) Profile(ctx context.Context, name string, version int64) (out sandbox.StoredProfile, err error) {
+func (c *Client) Profile(ctx context.Context, name string, version int64) (out durable.StoredProfile, err error) {
 	query := url.Values{}
 	if version != 0 {
 		query.Set("version", strconv.FormatInt(version, 10))
@@ -466,8 +467,8 @@ func (c *Client) Profile(ctx context.Context, name string, version int64) (out s
 }
 
 // Profiles lists the stored profiles by name.
-func (c *Client) Profiles(ctx context.Context) ([]sandbox.StoredProfile, error) {
-	var out struct{ Profiles []sandbox.StoredProfile }
+func (c *Client) Profiles(ctx context.Context) ([]durable.StoredProfile, error) {
+	var out struct{ Profiles []durable.StoredProfile }
 	return out.Profiles, c.conn.Call(ctx, http.MethodGet, "/v1/profiles", nil, nil, &out)
 }
 
@@ -495,23 +496,23 @@ func (c *Client) TestProfile(ctx context.Context, name, method, target string) (
 }
 
 // CreateSecret stores a secret.
-func (c *Client) CreateSecret(ctx context.Context, s sandbox.NewSecret) (out sandbox.StoredSecret, err error) {
+func (c *Client) CreateSecret(ctx context.Context, s durable.NewSecret) (out durable.StoredSecret, err error) {
 	return out, c.conn.Call(ctx, http.MethodPost, "/v1/secrets", nil, s, &out)
 }
 
 // RotateSecret gives a secret a new value, which is used from the next request
 // on. A secret that has a Source is read from it again; value must then be
 // empty.
-func (c *Client) RotateSecret(ctx context.Context, name string, value []byte) (out sandbox.StoredSecret, err error) {
+func (c *Client) RotateSecret(ctx context.Context, name string, value []byte) (out durable.StoredSecret, err error) {
 	if err := sandbox.ValidateSecretName(name); err != nil {
 		return out, err
 	}
-	return out, c.conn.Call(ctx, http.MethodPut, "/v1/secrets/"+name+"/value", nil, sandbox.SecretValue{Value: value}, &out)
+	return out, c.conn.Call(ctx, http.MethodPut, "/v1/secrets/"+name+"/value", nil, durable.SecretValue{Value: value}, &out)
 }
 
 // Secrets lists the secrets by name, without their values.
-func (c *Client) Secrets(ctx context.Context) ([]sandbox.StoredSecret, error) {
-	var out struct{ Secrets []sandbox.StoredSecret }
+func (c *Client) Secrets(ctx context.Context) ([]durable.StoredSecret, error) {
+	var out struct{ Secrets []durable.StoredSecret }
 	return out.Secrets, c.conn.Call(ctx, http.MethodGet, "/v1/secrets", nil, nil, &out)
 }
 

@@ -17,6 +17,8 @@ import (
 
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // Sessions creates and finds sessions. A session is a name that always refers
@@ -34,7 +36,7 @@ type SessionOptions struct {
 	// PauseOnExit pauses the sandbox, instead of ending it, when no holder is left.
 	PauseOnExit bool
 	// Record says which recordings of the desktop are made without a request.
-	Record sandbox.RecordMode
+	Record viewing.RecordMode
 	// AttachIfExists returns the session of that name if there is one. The spec and
 	// the other options are then ignored.
 	AttachIfExists bool
@@ -47,8 +49,8 @@ type SessionOptions struct {
 	Turn bool
 }
 
-func (o *SessionOptions) holder() sandbox.HolderRef {
-	h := sandbox.HolderRef{Kind: "operator", ID: "client-" + rand.Text()}
+func (o *SessionOptions) holder() durable.HolderRef {
+	h := durable.HolderRef{Kind: "operator", ID: "client-" + rand.Text()}
 	if o.Turn {
 		h.Kind = "turn"
 	}
@@ -67,12 +69,12 @@ func (o *SessionOptions) holder() sandbox.HolderRef {
 type Session struct {
 	*Sandbox
 	owner  *Client
-	holder sandbox.HolderRef
+	holder durable.HolderRef
 	epoch  *atomic.Int64
 
 	mu      sync.Mutex
-	info    sandbox.Session
-	receipt sandbox.Receipt
+	info    durable.Session
+	receipt durable.Receipt
 	stop    context.CancelFunc // ends the heartbeats; nil: it holds nothing
 }
 
@@ -85,11 +87,11 @@ func (s Sessions) Create(ctx context.Context, spec sandbox.Spec, opts SessionOpt
 		return nil, err
 	}
 	holder := opts.holder()
-	n := sandbox.NewSession{Name: opts.Name, Group: opts.Group, Spec: spec, Labels: opts.Labels, PauseOnExit: opts.PauseOnExit, Record: opts.Record, Holder: &holder}
+	n := durable.NewSession{Name: opts.Name, Group: opts.Group, Spec: spec, Labels: opts.Labels, PauseOnExit: opts.PauseOnExit, Record: opts.Record, Holder: &holder}
 	if opts.AttachIfExists {
-		n.IfExists = sandbox.IfExistsAttach
+		n.IfExists = durable.IfExistsAttach
 	}
-	var out sandbox.Opened
+	var out durable.Opened
 	if err := s.client.conn.Call(ctx, http.MethodPost, "/v1/sessions", nil, n, &out); err != nil {
 		return nil, err
 	}
@@ -110,10 +112,10 @@ func (s Sessions) Attach(ctx context.Context, ref string, opts SessionOptions) (
 // Resume returns the session of an envelope and acquires its sandbox: the one
 // that the envelope names, or one that is rebuilt. Of opts, Name, Provider and
 // Turn apply.
-func (s Sessions) Resume(ctx context.Context, e sandbox.Envelope, opts SessionOptions) (*Session, error) {
+func (s Sessions) Resume(ctx context.Context, e durable.Envelope, opts SessionOptions) (*Session, error) {
 	holder := opts.holder()
-	var out sandbox.Opened
-	in := sandbox.ResumeRequest{Envelope: e, Name: opts.Name, Provider: opts.Provider, Holder: &holder}
+	var out durable.Opened
+	in := durable.ResumeRequest{Envelope: e, Name: opts.Name, Provider: opts.Provider, Holder: &holder}
 	if err := s.client.conn.Call(ctx, http.MethodPost, "/v1/sessions/resume", nil, in, &out); err != nil {
 		return nil, err
 	}
@@ -127,21 +129,21 @@ func (s Sessions) Get(ctx context.Context, ref string) (*Session, error) {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return nil, err
 	}
-	var info sandbox.Session
+	var info durable.Session
 	if err := s.client.conn.Call(ctx, http.MethodGet, "/v1/sessions/"+ref, nil, nil, &info); err != nil {
 		return nil, err
 	}
 	opts := SessionOptions{}
-	return s.client.session(opts.holder(), sandbox.Opened{Session: info}), nil
+	return s.client.session(opts.holder(), durable.Opened{Session: info}), nil
 }
 
 // List returns the sessions that have all of the labels, by name.
-func (s Sessions) List(ctx context.Context, labels map[string]string) ([]sandbox.Session, error) {
+func (s Sessions) List(ctx context.Context, labels map[string]string) ([]durable.Session, error) {
 	query := url.Values{}
 	for k, v := range labels {
 		query.Add("label", k+"="+v)
 	}
-	var out struct{ Sessions []sandbox.Session }
+	var out struct{ Sessions []durable.Session }
 	return out.Sessions, s.client.conn.Call(ctx, http.MethodGet, "/v1/sessions", query, nil, &out)
 }
 
@@ -157,19 +159,19 @@ func (s Sessions) Remove(ctx context.Context, ref string) error {
 // Usage returns how long sandboxes ran between from and to, those of sessions and
 // all others, grouped by "label:KEY", "group" (of sessions) or "provider". from and
 // to are rounded to whole hours. A zero to is now.
-func (s Sessions) Usage(ctx context.Context, by string, from, to time.Time) ([]sandbox.SessionUsage, error) {
+func (s Sessions) Usage(ctx context.Context, by string, from, to time.Time) ([]durable.SessionUsage, error) {
 	query := url.Values{"by": {by}}
 	for name, t := range map[string]time.Time{"from": from, "to": to} {
 		if !t.IsZero() {
 			query.Set(name, t.UTC().Format(time.RFC3339))
 		}
 	}
-	var out struct{ Usage []sandbox.SessionUsage }
+	var out struct{ Usage []durable.SessionUsage }
 	return out.Usage, s.client.conn.Call(ctx, http.MethodGet, "/v1/usage", query, nil, &out)
 }
 
 // session returns a handle. It holds the sandbox if out has a receipt.
-func (c *Client) session(holder sandbox.HolderRef, out sandbox.Opened) *Session {
+func (c *Client) session(holder durable.HolderRef, out durable.Opened) *Session {
 	epoch := new(atomic.Int64)
 	conn := *c.conn
 	conn.Propagate = func(ctx context.Context, h http.Header) {
@@ -191,7 +193,7 @@ func (c *Client) session(holder sandbox.HolderRef, out sandbox.Opened) *Session 
 }
 
 // held records the receipt of an acquisition and starts the heartbeats.
-func (s *Session) held(r sandbox.Receipt) {
+func (s *Session) held(r durable.Receipt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.receipt = r
@@ -211,11 +213,11 @@ func (s *Session) Name() string { return s.info.Name }
 
 // Info returns the state of the session when the handle was made.
 // [Sessions.Get] returns a fresh one.
-func (s *Session) Info() sandbox.Session { return s.info }
+func (s *Session) Info() durable.Session { return s.info }
 
 // Receipt returns the receipt of the last acquisition: whether the sandbox
 // existed already and, if it was rebuilt, what was lost.
-func (s *Session) Receipt() sandbox.Receipt {
+func (s *Session) Receipt() durable.Receipt {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.receipt
@@ -227,16 +229,16 @@ func (s *Session) call(ctx context.Context, method, rest string, in, out any) er
 
 // Acquire holds the sandbox that serves the session now, even if it is another
 // one than before.
-func (s *Session) Acquire(ctx context.Context) (sandbox.Receipt, error) {
+func (s *Session) Acquire(ctx context.Context) (durable.Receipt, error) {
 	return s.acquire(ctx, 0)
 }
 
-func (s *Session) acquire(ctx context.Context, epoch int64) (sandbox.Receipt, error) {
+func (s *Session) acquire(ctx context.Context, epoch int64) (durable.Receipt, error) {
 	holder := s.holder
 	holder.Epoch = epoch
-	var out sandbox.Acquired
+	var out durable.Acquired
 	if err := s.call(ctx, http.MethodPost, "/acquire", holder, &out); err != nil {
-		return sandbox.Receipt{}, err
+		return durable.Receipt{}, err
 	}
 	s.held(out.Receipt)
 	return out.Receipt, nil
@@ -286,21 +288,21 @@ func (s *Session) beatOnce(ctx context.Context) error {
 
 // Save saves the workspaces of the session or, without workspaces, the files of
 // its sandbox. The sandbox continues.
-func (s *Session) Save(ctx context.Context) (saved sandbox.Saved, err error) {
+func (s *Session) Save(ctx context.Context) (saved durable.Saved, err error) {
 	return saved, s.client.conn.Call(ctx, http.MethodPost, s.path("/save"), nil, nil, &saved)
 }
 
 // Envelope returns a description of the session without secrets. With it,
 // [Sessions.Resume] of this daemon, or of one that shares its store, finds the
 // sandbox again or rebuilds it.
-func (s *Session) Envelope(ctx context.Context) (e sandbox.Envelope, err error) {
+func (s *Session) Envelope(ctx context.Context) (e durable.Envelope, err error) {
 	return e, s.call(ctx, http.MethodGet, "/envelope", nil, &e)
 }
 
 // Targets returns the providers that the session can move to, best first, then
 // those that it cannot, with reasons.
-func (s *Session) Targets(ctx context.Context) ([]sandbox.SessionTarget, error) {
-	var out struct{ Targets []sandbox.SessionTarget }
+func (s *Session) Targets(ctx context.Context) ([]durable.SessionTarget, error) {
+	var out struct{ Targets []durable.SessionTarget }
 	return out.Targets, s.call(ctx, http.MethodGet, "/targets", nil, &out)
 }
 
@@ -315,8 +317,8 @@ func (s *Session) Capabilities(ctx context.Context) (doc catalog.CapabilityDocum
 // moved. Requests wait meanwhile. On an error the session stays where it is. A
 // target that cannot serve the session is not an error: Swapped is then false,
 // with a reason.
-func (s *Session) Swap(ctx context.Context, target string) (out sandbox.Swapped, err error) {
-	if err = s.call(ctx, http.MethodPost, "/swap", sandbox.SwapRequest{Target: target}, &out); err != nil || !out.Swapped {
+func (s *Session) Swap(ctx context.Context, target string) (out durable.Swapped, err error) {
+	if err = s.call(ctx, http.MethodPost, "/swap", durable.SwapRequest{Target: target}, &out); err != nil || !out.Swapped {
 		return out, err
 	}
 	s.mu.Lock()
@@ -349,7 +351,7 @@ func (s *Session) RunOn(ctx context.Context, target string, cmd sandbox.Command,
 
 // Update changes the labels of the session, or whether its sandbox is paused or
 // ended when no holder is left.
-func (s *Session) Update(ctx context.Context, c sandbox.SessionChange) (info sandbox.Session, err error) {
+func (s *Session) Update(ctx context.Context, c durable.SessionChange) (info durable.Session, err error) {
 	return info, s.call(ctx, http.MethodPatch, "", c, &info)
 }
 
@@ -393,9 +395,9 @@ func (s *Session) Destroy(ctx context.Context) error {
 // daemon rebuilds the session, also when its sandbox is gone. The sandbox
 // continues; it is rebuilt first if there is none. A session with workspaces is
 // CodeUnsupported.
-func (s *Session) Archive(ctx context.Context, w io.Writer) (sandbox.Envelope, error) {
+func (s *Session) Archive(ctx context.Context, w io.Writer) (durable.Envelope, error) {
 	if len(s.info.Spec.Workspaces) > 0 {
-		return sandbox.Envelope{}, &sandbox.Error{
+		return durable.Envelope{}, &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Op: "session.envelope", Subject: s.Name(), Message: "its files are in workspaces, which stay with this daemon",
 			Hint: "copy their files, or write the envelope without an archive",
 		}
@@ -408,13 +410,13 @@ func (s *Session) Archive(ctx context.Context, w io.Writer) (sandbox.Envelope, e
 		err = tar.NewWriter(both).Close() // there is no such directory
 	}
 	if err != nil {
-		return sandbox.Envelope{}, err
+		return durable.Envelope{}, err
 	}
 	e, err := s.Envelope(ctx)
 	if err != nil {
-		return sandbox.Envelope{}, err
+		return durable.Envelope{}, err
 	}
-	e.Files = &sandbox.ArchiveFile{Hash: "sha256:" + hex.EncodeToString(sum.Sum(nil)), Size: c.n}
+	e.Files = &durable.ArchiveFile{Hash: "sha256:" + hex.EncodeToString(sum.Sum(nil)), Size: c.n}
 	return e.Sealed(), nil
 }
 
@@ -435,7 +437,7 @@ func (c *counted) Write(p []byte) (int, error) {
 // it. If that is gone, or belongs to an account or a machine that the daemon does
 // not have, a sandbox is made with the files of the archive, and the receipt says
 // what is lost. In the latter case the first sandbox may live on where it is.
-func (s Sessions) ResumeFrom(ctx context.Context, e sandbox.Envelope, archive io.Reader, opts SessionOptions) (*Session, error) {
+func (s Sessions) ResumeFrom(ctx context.Context, e durable.Envelope, archive io.Reader, opts SessionOptions) (*Session, error) {
 	if e.Files == nil {
 		return nil, &sandbox.Error{
 			Code: sandbox.CodeInvalid, Op: "session.resume", Subject: "envelope", Message: "names no archive that goes along with it", Hint: "write both with: atoll session envelope SESSION --archive FILE",
@@ -447,7 +449,7 @@ func (s Sessions) ResumeFrom(ctx context.Context, e sandbox.Envelope, archive io
 		return nil, err
 	}
 	req.Header.Set("Content-Type", "application/x-tar")
-	var sent sandbox.ArchiveFile
+	var sent durable.ArchiveFile
 	err = s.client.conn.Receive(req, &sent)
 	switch failed := source.failure(); {
 	case err != nil && failed != nil:

@@ -15,18 +15,19 @@ import (
 
 	"github.com/atoll-run/atoll/internal/client"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // OpenStream opens the sandbox to viewers. Whoever has the token, until it
 // expires, may connect to the URL. A stream of a session shows the sandbox that
 // serves the session; RenewStream follows it.
-func (s *Sandbox) OpenStream(ctx context.Context, n sandbox.NewStream) (a sandbox.StreamAccess, err error) {
+func (s *Sandbox) OpenStream(ctx context.Context, n viewing.NewStream) (a viewing.StreamAccess, err error) {
 	return a, s.client.conn.Call(ctx, http.MethodPost, s.path("/streams"), nil, n, &a)
 }
 
 // WebAddress returns the address of the daemon for a browser, which is empty if
 // the Client does not reach it over TCP. The page of a stream that was opened with
-// Link is at /console/ below it, with the fragment [sandbox.StreamAccess.Fragment].
+// Link is at /console/ below it, with the fragment [viewing.StreamAccess.Fragment].
 func (c *Client) WebAddress() string {
 	if strings.TrimPrefix(c.conn.Base, "http://") == localHost {
 		return ""
@@ -36,14 +37,14 @@ func (c *Client) WebAddress() string {
 
 // RenewStream returns a new token for a stream, valid for ttl; zero means two
 // minutes.
-func (s *Sandbox) RenewStream(ctx context.Context, id string, ttl time.Duration) (a sandbox.StreamAccess, err error) {
+func (s *Sandbox) RenewStream(ctx context.Context, id string, ttl time.Duration) (a viewing.StreamAccess, err error) {
 	body := map[string]int64{"ttl": int64(ttl / time.Second)}
 	return a, s.client.conn.Call(ctx, http.MethodPost, s.path("/streams/"+id+"/token"), nil, body, &a)
 }
 
 // Streams returns the streams of the sandbox, with their numbers of viewers.
-func (s *Sandbox) Streams(ctx context.Context) ([]sandbox.Stream, error) {
-	var out struct{ Streams []sandbox.Stream }
+func (s *Sandbox) Streams(ctx context.Context) ([]viewing.Stream, error) {
+	var out struct{ Streams []viewing.Stream }
 	err := s.client.conn.Call(ctx, http.MethodGet, s.path("/streams"), nil, nil, &out)
 	return out.Streams, err
 }
@@ -86,7 +87,7 @@ type Terminal struct {
 	writing sync.Mutex // orders input; taken before mu
 
 	mu       sync.Mutex
-	access   sandbox.StreamAccess
+	access   viewing.StreamAccess
 	ws       *websocket.Conn // nil: it is being reconnected
 	size     sandbox.WindowSize
 	terminal string // counts offset
@@ -130,7 +131,7 @@ func (t *Terminal) open(ctx context.Context) error {
 		mode = "view"
 	}
 	t.mu.Lock()
-	n := sandbox.NewStream{Kind: "terminal", Mode: mode, Process: t.opts.Process, Size: t.size}
+	n := viewing.NewStream{Kind: "terminal", Mode: mode, Process: t.opts.Process, Size: t.size}
 	t.mu.Unlock()
 	a, err := t.sandbox.OpenStream(ctx, n)
 	if err == nil {
@@ -139,13 +140,13 @@ func (t *Terminal) open(ctx context.Context) error {
 	return err
 }
 
-func (t *Terminal) enter(a sandbox.StreamAccess) {
+func (t *Terminal) enter(a viewing.StreamAccess) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.access = a
 }
 
-func (t *Terminal) entered() sandbox.StreamAccess {
+func (t *Terminal) entered() viewing.StreamAccess {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.access
@@ -160,7 +161,7 @@ func (t *Terminal) connect(ctx context.Context) (*websocket.Conn, error) {
 	}
 	ws.SetReadLimit(maxShown)
 	t.mu.Lock()
-	join := sandbox.TerminalMessage{Type: "join", Size: &t.size, Client: t.client, Terminal: t.terminal, Offset: t.offset}
+	join := viewing.TerminalMessage{Type: "join", Size: &t.size, Client: t.client, Terminal: t.terminal, Offset: t.offset}
 	t.mu.Unlock()
 	for _, m := range []any{map[string]string{"token": a.Token}, join} {
 		text, err := json.Marshal(m)
@@ -269,7 +270,7 @@ func (t *Terminal) receive(ws *websocket.Conn) error {
 			t.mu.Unlock()
 			continue
 		}
-		var m sandbox.TerminalMessage
+		var m viewing.TerminalMessage
 		if err := json.Unmarshal(data, &m); err != nil {
 			return err
 		}
@@ -291,7 +292,7 @@ func (t *Terminal) receive(ws *websocket.Conn) error {
 }
 
 // draw passes on the screen, which is no part of the output.
-func (t *Terminal) draw(ws *websocket.Conn, m sandbox.TerminalMessage) error {
+func (t *Terminal) draw(ws *websocket.Conn, m viewing.TerminalMessage) error {
 	_, picture, err := ws.Read(t.life)
 	if err == nil {
 		_, err = t.screen.Write(picture)
@@ -307,7 +308,7 @@ func (t *Terminal) draw(ws *websocket.Conn, m sandbox.TerminalMessage) error {
 }
 
 // begin sends the input that has not arrived over a new connection.
-func (t *Terminal) begin(ws *websocket.Conn, m sandbox.TerminalMessage) {
+func (t *Terminal) begin(ws *websocket.Conn, m viewing.TerminalMessage) {
 	t.writing.Lock()
 	t.mu.Lock()
 	if m.Terminal != t.terminal && t.terminal != "" {
@@ -353,7 +354,7 @@ func (t *Terminal) finish(exit sandbox.Exit, err error) {
 }
 
 // Stream returns the stream of this viewer.
-func (t *Terminal) Stream() sandbox.Stream { return t.entered().Stream }
+func (t *Terminal) Stream() viewing.Stream { return t.entered().Stream }
 
 // Info returns the command in the terminal.
 func (t *Terminal) Info() sandbox.ProcessInfo {
@@ -389,7 +390,7 @@ func (t *Terminal) Resize(ctx context.Context, size sandbox.WindowSize) error {
 	if ws == nil {
 		return nil // the join says it
 	}
-	text, err := json.Marshal(sandbox.TerminalMessage{Type: "size", Size: &size})
+	text, err := json.Marshal(viewing.TerminalMessage{Type: "size", Size: &size})
 	if err != nil {
 		return err
 	}

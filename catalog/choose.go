@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // NeedsOf returns the needs of a Spec. A caller adds needs that a Spec cannot
@@ -17,13 +18,13 @@ func NeedsOf(s *sandbox.Spec) Needs {
 	}
 	switch {
 	case s.Network.Inline != nil, s.Network.Profile != "":
-		n.Egress = sandbox.EgressHost
+		n.Egress = enforce.Host
 	case len(s.Network.Egress) > 0:
-		n.Egress = sandbox.EgressHost
+		n.Egress = enforce.Host
 	}
 	for _, ref := range s.Secrets {
 		if ref.Mode != sandbox.SecretEnv {
-			n.Egress = sandbox.EgressFull
+			n.Egress = enforce.Full
 		}
 	}
 	return n

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 func facts(t *testing.T) []Facts {
@@ -37,7 +38,7 @@ func TestChoose(t *testing.T) {
 		{"hardware of one that has less", Needs{Isolation: sandbox.IsolationHardware, Provider: "gvisor"}, "", map[string]string{"gvisor": "gives kernel"}},
 		{"a word that is none", Needs{Isolation: "vm"}, "", map[string]string{"gvisor": `"vm" is no isolation`}},
 		{"any", Needs{Isolation: sandbox.IsolationNone}, "gvisor", nil},
-		{"rules for requests", Needs{Egress: sandbox.EgressFull}, "gvisor", map[string]string{"e2b": "enforces egress at level host, and full is needed"}},
+		{"rules for requests", Needs{Egress: enforce.Full}, "gvisor", map[string]string{"e2b": "enforces egress at level host, and full is needed"}},
 	}
 	for _, tt := range tests {
 		got := Choose(tt.n, facts(t))
@@ -62,7 +63,7 @@ func TestChoose(t *testing.T) {
 
 func TestNeedsOf(t *testing.T) {
 	n := NeedsOf(&sandbox.Spec{Image: "debian:12", User: "1000", Network: sandbox.Network{Egress: []string{"example.com"}}})
-	if !n.Images || !n.User || n.Egress != sandbox.EgressHost {
+	if !n.Images || !n.User || n.Egress != enforce.Host {
 		t.Errorf("%+v", n)
 	}
 	if n := NeedsOf(&sandbox.Spec{Image: "host"}); n.Images || n.Egress != "" {

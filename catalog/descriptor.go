@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // Tier is the kind of machine that the sandboxes of a provider are.
@@ -45,12 +46,12 @@ type Descriptor struct {
 	// Isolation is what its sandboxes have. Empty: not known, which counts as none.
 	Isolation sandbox.Isolation `json:"isolation,omitempty"`
 
-	Lifetime LifetimeSupport    `json:"lifetime"`
-	Pause    sandbox.PauseKind  `json:"pause,omitempty"` // strongest kind; empty: none
-	Snapshot SnapshotSupport    `json:"snapshot"`
-	Fork     bool               `json:"fork"`
-	Egress   sandbox.EgressKind `json:"egress"` // finest rules that the provider enforces
-	Ports    PortSupport        `json:"ports"`
+	Lifetime LifetimeSupport   `json:"lifetime"`
+	Pause    sandbox.PauseKind `json:"pause,omitempty"` // strongest kind; empty: none
+	Snapshot SnapshotSupport   `json:"snapshot"`
+	Fork     bool              `json:"fork"`
+	Egress   enforce.Kind      `json:"egress"` // finest rules that the provider enforces
+	Ports    PortSupport       `json:"ports"`
 
 	WorkspaceRoot     string `json:"workspaceRoot"`
 	NativeBucketMount bool   `json:"nativeBucketMount"`

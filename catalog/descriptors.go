@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // noDriver is why a known provider cannot be used.
@@ -25,7 +26,7 @@ func base(name, summary string, tier Tier) Descriptor {
 		FileSystem: FileSystemSupport{Available: true}, Git: true,
 		Terminal:      TerminalSupport{Available: true, Transport: TransportSSE},
 		WorkspaceRoot: "/workspace", Persistable: true, Price: PriceFree,
-		Egress: sandbox.EgressNone, Verified: VerifiedNot,
+		Egress: enforce.None, Verified: VerifiedNot,
 		Snapshot: SnapshotSupport{Kind: SnapshotNone},
 		Ports:    PortSupport{Kind: PortNone},
 		Driver:   DriverSupport{Reason: noDriver},
@@ -94,7 +95,7 @@ func Find(name string) (d Descriptor, ok bool) {
 func localProviders() []Descriptor {
 	gvisor := base("gvisor", "an embedded gVisor kernel per sandbox (the default)", TierDev)
 	pty(&gvisor)
-	gvisor.RunAs, gvisor.Fork, gvisor.Pause, gvisor.Egress = true, true, sandbox.PauseMemory, sandbox.EgressFull
+	gvisor.RunAs, gvisor.Fork, gvisor.Pause, gvisor.Egress = true, true, sandbox.PauseMemory, enforce.Full
 	gvisor.Snapshot = SnapshotSupport{Kind: SnapshotMemory, TarFallback: true}
 	gvisor.Ports = PortSupport{Kind: PortLocal, OnDemand: true}
 	gvisor.Lifetime = LifetimeSupport{Suspend: true, LockFreeResume: true}
@@ -110,7 +111,7 @@ func localProviders() []Descriptor {
 
 	docker := base("docker", "a container of a Docker daemon", TierDev)
 	pty(&docker)
-	docker.RunAs, docker.Pause, docker.Egress = true, sandbox.PauseMemory, sandbox.EgressSwitch
+	docker.RunAs, docker.Pause, docker.Egress = true, sandbox.PauseMemory, enforce.Switch
 	docker.Snapshot = SnapshotSupport{Kind: SnapshotFS, TarFallback: true}
 	docker.Ports = PortSupport{Kind: PortLocal, OnDemand: true}
 	docker.Lifetime = LifetimeSupport{Suspend: true, LockFreeResume: true}
@@ -122,7 +123,7 @@ func localProviders() []Descriptor {
 
 	microvm := base("microvm", "a virtual machine of QEMU and KVM per sandbox", TierDev)
 	pty(&microvm)
-	microvm.RunAs, microvm.Fork, microvm.Pause, microvm.Egress = true, true, sandbox.PauseMemory, sandbox.EgressFull
+	microvm.RunAs, microvm.Fork, microvm.Pause, microvm.Egress = true, true, sandbox.PauseMemory, enforce.Full
 	microvm.Snapshot = SnapshotSupport{Kind: SnapshotMemory, TarFallback: true}
 	microvm.Ports = PortSupport{Kind: PortLocal, OnDemand: true}
 	microvm.Lifetime = LifetimeSupport{Suspend: true, LockFreeResume: true}
@@ -134,7 +135,7 @@ func localProviders() []Descriptor {
 
 	remote := base("remote", "another Atoll daemon", TierDev)
 	pty(&remote)
-	remote.RunAs, remote.Fork, remote.Pause, remote.Egress = true, true, sandbox.PauseMemory, sandbox.EgressHostPort
+	remote.RunAs, remote.Fork, remote.Pause, remote.Egress = true, true, sandbox.PauseMemory, enforce.HostPort
 	remote.Snapshot = SnapshotSupport{Kind: SnapshotID, TarFallback: true}
 	remote.Ports = PortSupport{Kind: PortTunnel, OnDemand: true}
 	remote.Lifetime = LifetimeSupport{Suspend: true, LockFreeResume: true}
@@ -171,7 +172,7 @@ func localProviders() []Descriptor {
 func hostedDesktops() []Descriptor {
 	modal := hosted("modal", "Modal", TierDesktop)
 	pty(&modal)
-	modal.RunAs, modal.NativeBucketMount, modal.Egress = true, true, sandbox.EgressHost
+	modal.RunAs, modal.NativeBucketMount, modal.Egress = true, true, enforce.Host
 	modal.Snapshot = SnapshotSupport{Kind: SnapshotFS, TarFallback: true}
 	modal.Ports.Kind, modal.Verified = PortTunnel, VerifiedFake
 	modal.Lifetime = LifetimeSupport{Hard: 24 * time.Hour, Rollover: true, IdleKiller: true, LockFreeResume: true}
@@ -187,7 +188,7 @@ func hostedDesktops() []Descriptor {
 
 	daytona := hosted("daytona", "Daytona", TierDesktop)
 	pty(&daytona)
-	daytona.RunAs, daytona.Fork, daytona.Egress, daytona.Verified = true, true, sandbox.EgressHost, VerifiedFake
+	daytona.RunAs, daytona.Fork, daytona.Egress, daytona.Verified = true, true, enforce.Host, VerifiedFake
 	daytona.Snapshot = SnapshotSupport{Kind: SnapshotID, TarFallback: true}
 	daytona.Ports = PortSupport{Kind: PortTunnel, OnDemand: true}
 	daytona.Units = []Unit{{Of: "timeout", Unit: "seconds"}}
@@ -199,7 +200,7 @@ func hostedDesktops() []Descriptor {
 
 	runloop := hosted("runloop", "Runloop", TierDesktop)
 	pty(&runloop)
-	runloop.RunAs, runloop.Fork, runloop.Egress, runloop.Verified = true, true, sandbox.EgressHost, VerifiedFake
+	runloop.RunAs, runloop.Fork, runloop.Egress, runloop.Verified = true, true, enforce.Host, VerifiedFake
 	runloop.Snapshot = SnapshotSupport{Kind: SnapshotID, TarFallback: true}
 	runloop.Ports, runloop.Lifetime.Hard = PortSupport{Kind: PortTunnel, OnDemand: true}, 48*time.Hour
 	runloop.Units = []Unit{{Of: "keep-alive", Unit: "seconds"}}
@@ -211,7 +212,7 @@ func hostedDesktops() []Descriptor {
 
 	e2b := hosted("e2b", "E2B, or a service that speaks its API", TierDesktop)
 	pty(&e2b)
-	e2b.RunAs, e2b.Fork, e2b.Egress = true, true, sandbox.EgressHost
+	e2b.RunAs, e2b.Fork, e2b.Egress = true, true, enforce.Host
 	e2b.Snapshot = SnapshotSupport{Kind: SnapshotID, TarFallback: true}
 	e2b.Ports.Kind, e2b.WorkspaceRoot = PortTunnel, "/home/user"
 	e2b.Units, e2b.Verified = []Unit{{Of: "timeout", Unit: "seconds"}}, VerifiedFake
@@ -223,7 +224,7 @@ func hostedDesktops() []Descriptor {
 
 	blaxel := hosted("blaxel", "Blaxel", TierDesktop)
 	pty(&blaxel)
-	blaxel.RunAs, blaxel.Persistable, blaxel.Egress, blaxel.Verified = true, false, sandbox.EgressHost, VerifiedFake
+	blaxel.RunAs, blaxel.Persistable, blaxel.Egress, blaxel.Verified = true, false, enforce.Host, VerifiedFake
 	blaxel.Ports = PortSupport{Kind: PortTunnel, OnDemand: true}
 	blaxel.Units = []Unit{{Of: "ttl", Unit: "seconds"}}
 	blaxel.Credentials = []Credential{
@@ -247,7 +248,7 @@ func hostedHeadless() []Descriptor {
 
 	vercel := hosted("vercel", "Vercel Sandbox", TierHeadless)
 	pty(&vercel)
-	vercel.RunAs, vercel.Egress, vercel.Verified = true, sandbox.EgressHost, VerifiedFake
+	vercel.RunAs, vercel.Egress, vercel.Verified = true, enforce.Host, VerifiedFake
 	vercel.Snapshot = SnapshotSupport{Kind: SnapshotID, TarFallback: true}
 	vercel.Ports = PortSupport{Kind: PortTunnel, OnDemand: true}
 	vercel.WorkspaceRoot, vercel.Find = "/vercel/sandbox", FindByName
@@ -259,7 +260,7 @@ func hostedHeadless() []Descriptor {
 	}
 
 	superserve := hosted("superserve", "Superserve", TierHeadless)
-	superserve.Egress, superserve.Fork = sandbox.EgressHost, true
+	superserve.Egress, superserve.Fork = enforce.Host, true
 	superserve.Snapshot = SnapshotSupport{Kind: SnapshotID, TarFallback: true}
 	superserve.Ports = PortSupport{Kind: PortPreview, OnDemand: true}
 	pty(&superserve)
@@ -274,7 +275,7 @@ func hostedHeadless() []Descriptor {
 
 	boxlite := base("boxlite", "a BoxLite server", TierHeadless)
 	pty(&boxlite)
-	boxlite.RunAs, boxlite.Egress, boxlite.Find, boxlite.Price = true, sandbox.EgressHost, FindByName, PriceUse
+	boxlite.RunAs, boxlite.Egress, boxlite.Find, boxlite.Price = true, enforce.Host, FindByName, PriceUse
 	boxlite.Snapshot = SnapshotSupport{Kind: SnapshotID, TarFallback: true}
 	boxlite.Ports, boxlite.Verified = PortSupport{Kind: PortTunnel, OnDemand: true}, VerifiedFake
 	boxlite.Lifetime.LockFreeResume = true
@@ -287,7 +288,7 @@ func hostedHeadless() []Descriptor {
 	}
 
 	islo := hosted("islo", "islo", TierHeadless)
-	islo.Egress, islo.Find, islo.Fork = sandbox.EgressFull, FindByName, true
+	islo.Egress, islo.Find, islo.Fork = enforce.Full, FindByName, true
 	islo.Snapshot = SnapshotSupport{Kind: SnapshotID, TarFallback: true}
 	islo.Ports = PortSupport{Kind: PortTunnel, OnDemand: true}
 	pty(&islo)
@@ -302,7 +303,7 @@ func hostedHeadless() []Descriptor {
 
 	kubernetes := base("kubernetes", "a pod of a Kubernetes cluster", TierHeadless)
 	pty(&kubernetes)
-	kubernetes.RunAs, kubernetes.Persistable, kubernetes.Egress = true, false, sandbox.EgressCIDRPort
+	kubernetes.RunAs, kubernetes.Persistable, kubernetes.Egress = true, false, enforce.CIDRPort
 	kubernetes.Find, kubernetes.Verified = FindByLabel, VerifiedLive
 	kubernetes.Ports = PortSupport{Kind: PortTunnel, OnDemand: true}
 	kubernetes.Credentials = []Credential{
@@ -318,7 +319,7 @@ func hostedHeadless() []Descriptor {
 
 	microsandbox := hosted("microsandbox", "the cloud of microsandbox", TierHeadless)
 	pty(&microsandbox)
-	microsandbox.RunAs, microsandbox.Egress, microsandbox.Verified = true, sandbox.EgressHost, VerifiedFake
+	microsandbox.RunAs, microsandbox.Egress, microsandbox.Verified = true, enforce.Host, VerifiedFake
 	microsandbox.Snapshot = SnapshotSupport{Kind: SnapshotID, TarFallback: true}
 	microsandbox.Ports, microsandbox.Find = PortSupport{Kind: PortTunnel, OnDemand: true}, FindByName
 	microsandbox.Units = []Unit{{Of: "maximum duration", Unit: "seconds"}}
@@ -329,7 +330,7 @@ func hostedHeadless() []Descriptor {
 
 	opensandbox := base("opensandbox", "an OpenSandbox server", TierHeadless)
 	pty(&opensandbox)
-	opensandbox.RunAs, opensandbox.Egress = true, sandbox.EgressHost
+	opensandbox.RunAs, opensandbox.Egress = true, enforce.Host
 	opensandbox.Snapshot, opensandbox.Fork = SnapshotSupport{Kind: SnapshotID, TarFallback: true}, true
 	opensandbox.Find, opensandbox.Price = FindByLabel, PriceUse
 	opensandbox.Ports, opensandbox.Verified = PortSupport{Kind: PortTunnel, OnDemand: true}, VerifiedLive

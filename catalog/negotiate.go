@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // Screen is the size of a desktop whose stream has none.
@@ -221,7 +222,7 @@ func recordingCell(d Descriptor, q Query) RecordingCell {
 		c.Reason = NotProvisioned
 	default:
 		c.Available = true
-		c.Modes, c.Codecs = []string{string(sandbox.RecordManual), string(sandbox.RecordOnTurn)}, []string{sandbox.FormatVideo}
+		c.Modes, c.Codecs = []string{string(viewing.RecordManual), string(viewing.RecordOnTurn)}, []string{viewing.FormatVideo}
 	}
 	return c
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // Describe fills in what the facts say about a provider. See also [Describe].
@@ -34,7 +35,7 @@ func Describe(from Provider, f Facts, p *catalog.Provider) {
 	f.Describe(p)
 	p.Descriptor.Permanent = IsPermanent(from)
 	if user, ok := As[GatewayUser](from); ok && user.CanUseGateway() {
-		p.Descriptor.Egress = sandbox.EgressFull
+		p.Descriptor.Egress = enforce.Full
 	}
 	p.Images = CheckImage(from, f, anyImage) == nil
 }

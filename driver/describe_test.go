@@ -7,6 +7,7 @@ import (
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // An unavailable provider has a Problem.
@@ -31,15 +32,15 @@ type byGateway struct {
 	set bool
 }
 
-func (byGateway) EgressAbility() sandbox.EgressAbility {
-	return sandbox.EgressAbility{Kind: sandbox.EgressCIDRPort}
+func (byGateway) EgressAbility() enforce.Ability {
+	return enforce.Ability{Kind: enforce.CIDRPort}
 }
 func (p byGateway) CanUseGateway() bool                                 { return p.set }
 func (byGateway) UsesGateway(context.Context, sandbox.ID) (bool, error) { return false, nil }
 
 // With the gateway, a provider enforces all rules, whatever its descriptor says.
 func TestDescribeGateway(t *testing.T) {
-	for set, want := range map[bool]sandbox.EgressKind{false: sandbox.EgressCIDRPort, true: sandbox.EgressFull} {
+	for set, want := range map[bool]enforce.Kind{false: enforce.CIDRPort, true: enforce.Full} {
 		p := catalog.Provider{Name: "kubernetes"}
 		driver.Describe(byGateway{set: set}, driver.Facts{Available: true}, &p)
 		if got := catalog.Describe([]catalog.Provider{p})[0].Descriptor.Egress; got != want {

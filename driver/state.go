@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // EgressEnforcer is implemented by a provider that enforces egress rules
@@ -16,7 +17,7 @@ type EgressEnforcer interface {
 	// EgressAbility says which parts of a profile it enforces. A Spec with a
 	// network then has Network.Plain. The provider must enforce all of it from the
 	// first moment, and block traffic to all targets that are not allowed.
-	EgressAbility() sandbox.EgressAbility
+	EgressAbility() enforce.Ability
 }
 
 // GatewayUser is implemented by EgressEnforcers that can connect sandboxes with

@@ -4,15 +4,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
-)
 
-// Limits of a profile. They bound the memory that one request can use in the
-// control plane and the gateway.
-const (
-	MaxRules      = 20_000
-	MaxRuleHosts  = 256
-	MaxSecretRefs = 64
-	MaxEgress     = 1024
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 // MachineHost is the host name under which a sandbox reaches services that
@@ -305,13 +298,13 @@ func (r SecretRef) Variable() string {
 // ValidateSecretName reports whether name can name a secret: 1 to 63
 // characters of [A-Za-z0-9_-], beginning with a letter.
 func ValidateSecretName(name string) error {
-	ok := name != "" && len(name) <= MaxNameLen
+	ok := name != "" && len(name) <= bounds.MaxNameLen
 	for i, c := range []byte(name) {
 		letter := c|0x20 >= 'a' && c|0x20 <= 'z'
 		ok = ok && (letter || i > 0 && (c >= '0' && c <= '9' || c == '_' || c == '-'))
 	}
 	if !ok {
-		return invalid("secret", "%q is not 1 to %d characters of A-Z, a-z, 0-9, _ and -, beginning with a letter", clip(name), MaxNameLen)
+		return invalid("secret", "%q is not 1 to %d characters of A-Z, a-z, 0-9, _ and -, beginning with a letter", clip(name), bounds.MaxNameLen)
 	}
 	return nil
 }
@@ -331,19 +324,19 @@ func (n Network) Validate() error {
 	if n.Profile != "" && !isName(n.Profile) {
 		return invalid("network", "%q is not the name of a profile", clip(n.Profile))
 	}
-	if len(n.Egress) > MaxEgress {
-		return invalid("network", "%d hosts, at most %d", len(n.Egress), MaxEgress)
+	if len(n.Egress) > bounds.MaxEgress {
+		return invalid("network", "%d hosts, at most %d", len(n.Egress), bounds.MaxEgress)
 	}
-	if n.Inline != nil && len(n.Inline.Rules) > MaxRules {
-		return invalid("network", "%d rules, at most %d", len(n.Inline.Rules), MaxRules)
+	if n.Inline != nil && len(n.Inline.Rules) > bounds.MaxRules {
+		return invalid("network", "%d rules, at most %d", len(n.Inline.Rules), bounds.MaxRules)
 	}
 	return nil
 }
 
 // validateSecrets returns an error for the first reference that is not valid.
 func validateSecrets(refs []SecretRef, env map[string]string) error {
-	if len(refs) > MaxSecretRefs {
-		return invalid("secrets", "%d secrets, at most %d", len(refs), MaxSecretRefs)
+	if len(refs) > bounds.MaxSecretRefs {
+		return invalid("secrets", "%d secrets, at most %d", len(refs), bounds.MaxSecretRefs)
 	}
 	taken := map[string]bool{}
 	for _, r := range refs {
@@ -353,14 +346,14 @@ func validateSecrets(refs []SecretRef, env map[string]string) error {
 		v := r.Variable()
 		_, given := env[v]
 		switch {
-		case len(v) > MaxLabelLen || !utf8.ValidString(v) || strings.ContainsAny(v, "=\x00\n"):
+		case len(v) > bounds.MaxLabelLen || !utf8.ValidString(v) || strings.ContainsAny(v, "=\x00\n"):
 			return invalid("secrets", "%q is not a variable name", clip(v))
 		case taken[v] || given:
 			return invalid("secrets", "the variable %q is set twice", clip(v))
 		case r.Mode != "" && r.Mode != SecretGateway && r.Mode != SecretEnv:
 			return invalid("secrets", "the mode %q of %s is neither gateway nor env", clip(string(r.Mode)), r.Name)
-		case len(r.Hosts) > MaxRuleHosts || len(r.In) > MaxRuleHosts:
-			return invalid("secrets", "%s has more than %d hosts or places", r.Name, MaxRuleHosts)
+		case len(r.Hosts) > bounds.MaxRuleHosts || len(r.In) > bounds.MaxRuleHosts:
+			return invalid("secrets", "%s has more than %d hosts or places", r.Name, bounds.MaxRuleHosts)
 		}
 		taken[v] = true
 	}

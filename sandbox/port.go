@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"strconv"
 	"time"
+
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 // LoopbackAddress is the default address of published ports.
@@ -42,9 +44,6 @@ type Publication struct {
 	Error string `json:"error,omitempty" doc:"why the daemon does not listen now; it tries again"`
 }
 
-// MaxPorts is the maximum number of published ports of one sandbox.
-const MaxPorts = 64
-
 // Validate returns an *Error with CodeInvalid if the port is not valid.
 func (p PublishedPort) Validate() error {
 	if p.Address != "" {
@@ -59,8 +58,8 @@ func (p PublishedPort) Validate() error {
 }
 
 func validatePorts(all []PublishedPort) error {
-	if len(all) > MaxPorts {
-		return invalid("ports", "%d published ports, at most %d", len(all), MaxPorts)
+	if len(all) > bounds.MaxPorts {
+		return invalid("ports", "%d published ports, at most %d", len(all), bounds.MaxPorts)
 	}
 	seen := map[string]bool{}
 	for _, p := range all {

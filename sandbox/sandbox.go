@@ -381,25 +381,6 @@ const (
 
 	// Of terminals, besides those of commands.
 	ReasonOwnerGone Reason = "owner_gone" // the connection that it was made for ended
-
-	// Of streams.
-	ReasonDisconnected Reason = "client-disconnect" // the viewer went away, or the server inside
-	ReasonReaped       Reason = "reaped"            // the sandbox or the daemon ended
-	ReasonRevoked      Reason = "revoked"           // the stream was revoked
-	ReasonRollover     Reason = "box-rollover"      // another sandbox serves the session
-	ReasonGrantRevoked Reason = "grant-revoked"     // the key that opened the stream is not valid any more
-	ReasonAdmin        Reason = "admin"             // by a request
-
-	// Of recordings, besides exited, reaped, box-rollover and admin.
-	ReasonTimeLimit    Reason = "time-limit"    // it had its longest duration
-	ReasonSizeLimit    Reason = "size-limit"    // it had its largest size
-	ReasonDiskFull     Reason = "disk-full"     // the daemon could not write more of it
-	ReasonTurnOver     Reason = "turn-over"     // the turn that it was made for was released
-	ReasonTakenOver    Reason = "taken-over"    // another connection took over the command
-	ReasonUploadFailed Reason = "upload-failed" // it could not be stored; that is tried again
-	ReasonBoxDeath     Reason = "box-death"     // what was recorded is lost
-	ReasonNoDisplay    Reason = "display-unavailable"
-	ReasonFFmpeg       Reason = "ffmpeg-error" // ffmpeg ended, or wrote what is no video
 )
 
 // ProcessInfo describes a command that was started through the API.

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 func TestValidateName(t *testing.T) {
@@ -25,7 +27,7 @@ func TestValidateName(t *testing.T) {
 func TestSpecValidate(t *testing.T) {
 	mount := func(source, target string) []Mount { return []Mount{{Source: source, Target: target}} }
 	labels := map[string]string{}
-	for i := range MaxLabels + 1 {
+	for i := range bounds.MaxLabels + 1 {
 		labels[fmt.Sprint("l", i)] = ""
 	}
 	for _, tc := range []struct {
@@ -44,7 +46,7 @@ func TestSpecValidate(t *testing.T) {
 		{Spec{Resources: Resources{Memory: 1}}, "memory"},
 		{Spec{Resources: Resources{Disk: 1}}, "disk"},
 		{Spec{Resources: Resources{PIDs: 1}}, "pids"},
-		{Spec{Resources: Resources{Memory: MaxMemory, Disk: MaxDisk, PIDs: MaxPIDs}}, ""},
+		{Spec{Resources: Resources{Memory: bounds.MaxMemory, Disk: bounds.MaxDisk, PIDs: bounds.MaxPIDs}}, ""},
 		{Spec{Resources: Resources{Memory: math.MaxInt64}}, "memory"},
 		{Spec{Resources: Resources{Disk: math.MaxInt64}}, "disk"},
 		{Spec{Resources: Resources{PIDs: math.MaxInt64}}, "pids"},
@@ -85,7 +87,7 @@ func TestCommandValidate(t *testing.T) {
 		{Command{Args: []string{""}}, "args"},
 		{Command{Args: []string{"a\x00"}}, "args"},
 		{Command{Shell: "a\x00"}, "shell"},
-		{Command{Args: []string{strings.Repeat("x", MaxArgsBytes)}}, "args"},
+		{Command{Args: []string{strings.Repeat("x", bounds.MaxArgsBytes)}}, "args"},
 		{Command{Args: []string{"a"}, Dir: "rel"}, "dir"},
 		{Command{Args: []string{"a"}, Timeout: -1}, "timeout"},
 		{Command{Args: []string{"a"}, TTY: &WindowSize{Cols: 5000}}, "tty"},

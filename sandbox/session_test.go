@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // For an envelope without a sandbox id, the id comes from the driver's state (RB-40).
@@ -20,11 +21,11 @@ func TestInstanceID(t *testing.T) {
 		`[]`:                                                                         "",
 	} {
 		for box, want := range map[string]string{"": want, "own": "own"} {
-			data, err := json.Marshal(sandbox.Envelope{Backend: "p", Box: box, State: json.RawMessage(state)}.Sealed())
+			data, err := json.Marshal(durable.Envelope{Backend: "p", Box: box, State: json.RawMessage(state)}.Sealed())
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got, err := sandbox.ParseEnvelope(data); err != nil || got.Box != want {
+			if got, err := durable.ParseEnvelope(data); err != nil || got.Box != want {
 				t.Errorf("%s with box %q: %q, %v; want %q", state, box, got.Box, err, want)
 			}
 		}
@@ -34,10 +35,10 @@ func TestInstanceID(t *testing.T) {
 // Envelopes are untrusted input: every input is either refused as invalid, or
 // is the same after writing and reading it again.
 func FuzzParseEnvelope(f *testing.F) {
-	for _, e := range []sandbox.Envelope{
+	for _, e := range []durable.Envelope{
 		{Backend: "gvisor", Binding: "here/x", Box: "sb-1", Spec: sandbox.Spec{Image: "alpine:3", Env: map[string]string{"TOKEN": "x"}}},
-		{Backend: "e2b", State: json.RawMessage(`{"sandboxId":"a","hostId":"b"}`), Archive: &sandbox.Archive{Kind: "tar", Ref: "0001", Size: 7}},
-		{Backend: "docker", Workspaces: []sandbox.WorkspaceRef{{Name: "w", Version: "v3"}}},
+		{Backend: "e2b", State: json.RawMessage(`{"sandboxId":"a","hostId":"b"}`), Archive: &durable.Archive{Kind: "tar", Ref: "0001", Size: 7}},
+		{Backend: "docker", Workspaces: []durable.WorkspaceRef{{Name: "w", Version: "v3"}}},
 	} {
 		sealed := e.Sealed()
 		text, err := json.Marshal(sealed)
@@ -48,14 +49,14 @@ func FuzzParseEnvelope(f *testing.F) {
 	}
 	f.Add([]byte(`{"version":1,"backend":"x","state":[],"spec":{"lifetime":{"timeout":-1}}}`))
 	f.Fuzz(func(t *testing.T, in []byte) {
-		e, err := sandbox.ParseEnvelope(in)
+		e, err := durable.ParseEnvelope(in)
 		if err != nil {
 			if sandbox.CodeOf(err) != sandbox.CodeInvalid {
 				t.Fatalf("refused with %v", err)
 			}
 			return
 		}
-		if e.Backend == "" || e.Version != sandbox.EnvelopeVersion {
+		if e.Backend == "" || e.Version != durable.EnvelopeVersion {
 			t.Fatalf("accepted %+v", e)
 		}
 		sealed := e.Sealed()
@@ -66,7 +67,7 @@ func FuzzParseEnvelope(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := sandbox.ParseEnvelope(text)
+		again, err := durable.ParseEnvelope(text)
 		if err != nil || again.Box != e.Box {
 			t.Errorf("read again: %v; %+v, want %+v", err, again, sealed)
 		}

@@ -1,12 +1,5 @@
 package sandbox
 
-// Limits of the DNS and proxy settings of a profile.
-const (
-	MaxDNSServers      = 10
-	MaxProxyCredential = 255 // bytes, as in RFC 1929
-	MaxProxyCA         = 8192
-)
-
 // UpstreamProxy is a SOCKS5 proxy through which the gateway opens the allowed
 // connections of a sandbox. If the proxy cannot be reached, connections fail.
 // The proxy is not visible in the sandbox.

@@ -5,27 +5,13 @@ import (
 	"math"
 	"path"
 	"strings"
-	"time"
 	"unicode/utf8"
+
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
-// Limits of a Spec and a Command. They bound the memory that one request can
-// use in the control plane.
+// Limits that no other package needs.
 const (
-	MaxNameLen    = 63
-	MaxLabels     = 64
-	MaxLabelLen   = 256
-	MaxEnv        = 4096
-	MaxMounts     = 64
-	MaxArgsBytes  = 1 << 20 // all arguments of a command together
-	MaxHold       = 24 * time.Hour
-	MaxPathLen    = 4096
-	MinMemory     = 32 << 20
-	MinDisk       = 1 << 20
-	MinPIDs       = 8
-	MaxMemory     = 1 << 46 // 64 TiB; the sum over 100,000 sandboxes does not overflow
-	MaxDisk       = 1 << 46
-	MaxPIDs       = 1 << 22 // the limit of Linux
 	maxHostname   = 63
 	maxWindowSize = 4096
 )
@@ -38,7 +24,7 @@ func invalid(subject, format string, args ...any) error {
 // [a-z0-9-], beginning with a letter and not ending with a hyphen.
 func ValidateName(name string) error {
 	if !isName(name) {
-		return invalid("name", "%q is not 1 to %d characters of a-z, 0-9 and -, beginning with a letter", clip(name), MaxNameLen)
+		return invalid("name", "%q is not 1 to %d characters of a-z, 0-9 and -, beginning with a letter", clip(name), bounds.MaxNameLen)
 	}
 	return nil
 }
@@ -46,7 +32,7 @@ func ValidateName(name string) error {
 // isName uses no regular expression, because compiling one would slow down the
 // start of every process of Atoll, including the one inside a sandbox.
 func isName(s string) bool {
-	if s == "" || len(s) > MaxNameLen || s[0] < 'a' || s[0] > 'z' || s[len(s)-1] == '-' {
+	if s == "" || len(s) > bounds.MaxNameLen || s[0] < 'a' || s[0] > 'z' || s[len(s)-1] == '-' {
 		return false
 	}
 	for _, c := range []byte(s) {
@@ -74,7 +60,7 @@ func (s *Spec) Validate() error {
 	if !s.Isolation.Valid() {
 		return invalid("isolation", "%q is not one of none, kernel and hardware", clip(string(s.Isolation)))
 	}
-	if strings.ContainsRune(s.Image, 0) || len(s.Image) > MaxPathLen {
+	if strings.ContainsRune(s.Image, 0) || len(s.Image) > bounds.MaxPathLen {
 		return invalid("image", "not a usable reference")
 	}
 	if s.Snapshot != "" && !isName(s.Snapshot) {
@@ -103,8 +89,8 @@ func (s *Spec) Validate() error {
 	if len(s.Hostname) > maxHostname || strings.ContainsAny(s.Hostname, "\x00\n/ ") {
 		return invalid("hostname", "%q is not a host name", clip(s.Hostname))
 	}
-	if len(s.Mounts) > MaxMounts {
-		return invalid("mounts", "%d mounts, at most %d", len(s.Mounts), MaxMounts)
+	if len(s.Mounts) > bounds.MaxMounts {
+		return invalid("mounts", "%d mounts, at most %d", len(s.Mounts), bounds.MaxMounts)
 	}
 	seen := map[string]bool{}
 	for _, m := range s.Mounts {
@@ -144,11 +130,11 @@ func (s *Spec) Validate() error {
 // ValidateLabels checks the number and size of labels, and that keys are not
 // empty and hold neither '=' nor control characters.
 func ValidateLabels(labels map[string]string) error {
-	if len(labels) > MaxLabels {
-		return invalid("labels", "%d labels, at most %d", len(labels), MaxLabels)
+	if len(labels) > bounds.MaxLabels {
+		return invalid("labels", "%d labels, at most %d", len(labels), bounds.MaxLabels)
 	}
 	for k, v := range labels {
-		if k == "" || len(k) > MaxLabelLen || len(v) > MaxLabelLen || !utf8.ValidString(k) || !utf8.ValidString(v) ||
+		if k == "" || len(k) > bounds.MaxLabelLen || len(v) > bounds.MaxLabelLen || !utf8.ValidString(k) || !utf8.ValidString(v) ||
 			strings.ContainsFunc(k, func(r rune) bool { return r < ' ' || r == '=' || r == 0x7f }) ||
 			strings.ContainsFunc(v, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 			return invalid("labels", "%q is not a usable label", clip(k))
@@ -183,18 +169,18 @@ func (r Resources) Validate() error {
 	switch {
 	case math.IsNaN(r.CPUs) || math.IsInf(r.CPUs, 0) || (r.CPUs > 0 && r.CPUs < 0.01) || r.CPUs > 4096:
 		return invalid("cpus", "%v is not between 0.01 and 4096", r.CPUs)
-	case r.Memory > 0 && r.Memory < MinMemory:
-		return invalid("memory", "%d bytes is less than the %d a sandbox needs", r.Memory, MinMemory)
-	case r.Memory > MaxMemory:
-		return invalid("memory", "%d bytes is more than %d", r.Memory, int64(MaxMemory))
-	case r.Disk > MaxDisk:
-		return invalid("disk", "%d bytes is more than %d", r.Disk, int64(MaxDisk))
-	case r.PIDs > MaxPIDs:
-		return invalid("pids", "%d is more than %d", r.PIDs, MaxPIDs)
-	case r.Disk > 0 && r.Disk < MinDisk:
-		return invalid("disk", "%d bytes is less than %d", r.Disk, MinDisk)
-	case r.PIDs > 0 && r.PIDs < MinPIDs:
-		return invalid("pids", "%d is less than the %d a sandbox needs", r.PIDs, MinPIDs)
+	case r.Memory > 0 && r.Memory < bounds.MinMemory:
+		return invalid("memory", "%d bytes is less than the %d a sandbox needs", r.Memory, bounds.MinMemory)
+	case r.Memory > bounds.MaxMemory:
+		return invalid("memory", "%d bytes is more than %d", r.Memory, int64(bounds.MaxMemory))
+	case r.Disk > bounds.MaxDisk:
+		return invalid("disk", "%d bytes is more than %d", r.Disk, int64(bounds.MaxDisk))
+	case r.PIDs > bounds.MaxPIDs:
+		return invalid("pids", "%d is more than %d", r.PIDs, bounds.MaxPIDs)
+	case r.Disk > 0 && r.Disk < bounds.MinDisk:
+		return invalid("disk", "%d bytes is less than %d", r.Disk, bounds.MinDisk)
+	case r.PIDs > 0 && r.PIDs < bounds.MinPIDs:
+		return invalid("pids", "%d is less than the %d a sandbox needs", r.PIDs, bounds.MinPIDs)
 	}
 	return nil
 }
@@ -219,8 +205,8 @@ func (c *Command) Validate() error {
 		}
 		total += len(a) + 1
 	}
-	if total > MaxArgsBytes {
-		return invalid("args", "%d bytes of arguments, at most %d", total, MaxArgsBytes)
+	if total > bounds.MaxArgsBytes {
+		return invalid("args", "%d bytes of arguments, at most %d", total, bounds.MaxArgsBytes)
 	}
 	if err := validateEnv(c.Env); err != nil {
 		return err
@@ -234,8 +220,8 @@ func (c *Command) Validate() error {
 		return invalid("timeout", "negative")
 	}
 	switch {
-	case c.Hold < 0 || c.Hold > MaxHold:
-		return invalid("hold", "%v is not between 0 and %v", c.Hold, MaxHold)
+	case c.Hold < 0 || c.Hold > bounds.MaxHold:
+		return invalid("hold", "%v is not between 0 and %v", c.Hold, bounds.MaxHold)
 	case c.Hold > 0 && c.Background:
 		return invalid("hold", "a background command outlives its caller anyway")
 	}
@@ -251,8 +237,8 @@ func ValidatePath(subject, p string) error {
 	switch {
 	case p == "":
 		return invalid(subject, "path is empty")
-	case len(p) > MaxPathLen:
-		return invalid(subject, "path of %d bytes, at most %d", len(p), MaxPathLen)
+	case len(p) > bounds.MaxPathLen:
+		return invalid(subject, "path of %d bytes, at most %d", len(p), bounds.MaxPathLen)
 	case strings.IndexByte(p, 0) >= 0:
 		return invalid(subject, "path holds a NUL byte")
 	case p[0] != '/':
@@ -262,8 +248,8 @@ func ValidatePath(subject, p string) error {
 }
 
 func validateEnv(env map[string]string) error {
-	if len(env) > MaxEnv {
-		return invalid("env", "%d variables, at most %d", len(env), MaxEnv)
+	if len(env) > bounds.MaxEnv {
+		return invalid("env", "%d variables, at most %d", len(env), bounds.MaxEnv)
 	}
 	for k, v := range env {
 		// The value may be a secret: it never appears in the message.

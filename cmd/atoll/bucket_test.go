@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/bucket"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // bucketBox creates a sandbox with the workspace data.
@@ -91,13 +92,13 @@ func TestBucket(t *testing.T) {
 	}
 	put("in/there", "from outside")
 	s := bucketSoaker(t, address)
-	if _, err := s.client.CreateWorkspace(t.Context(), sandbox.NewWorkspace{Name: "other", Bucket: "nothing"}); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+	if _, err := s.client.CreateWorkspace(t.Context(), durable.NewWorkspace{Name: "other", Bucket: "nothing"}); sandbox.CodeOf(err) != sandbox.CodeNotFound {
 		t.Errorf("a bucket that was not named: %v", err)
 	}
-	if _, err := s.client.CreateWorkspace(t.Context(), sandbox.NewWorkspace{Name: "data", Bucket: "data"}); err != nil {
+	if _, err := s.client.CreateWorkspace(t.Context(), durable.NewWorkspace{Name: "data", Bucket: "data"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.client.CreateWorkspace(t.Context(), sandbox.NewWorkspace{Name: "again", Bucket: "data"}); sandbox.CodeOf(err) != sandbox.CodeAlreadyExists {
+	if _, err := s.client.CreateWorkspace(t.Context(), durable.NewWorkspace{Name: "again", Bucket: "data"}); sandbox.CodeOf(err) != sandbox.CodeAlreadyExists {
 		t.Errorf("the same bucket twice: %v", err)
 	}
 	if _, err := s.client.WorkspaceVersions(t.Context(), "data"); sandbox.CodeOf(err) != sandbox.CodeUnsupported {

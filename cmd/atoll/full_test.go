@@ -23,6 +23,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // smallDisk mounts a small file system.
@@ -94,7 +95,7 @@ func TestDiskFull(t *testing.T) {
 	}
 	_ = p.Close()
 	// Saved now, because a later failed save frees space.
-	good, err := b.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "good", Save: true})
+	good, err := b.Snapshot(t.Context(), durable.SnapshotRequest{Name: "good", Save: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +103,7 @@ func TestDiskFull(t *testing.T) {
 	for _, name := range []string{"spare", "other"} {
 		s.box(t, name)
 	}
-	if _, err := b.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "unneeded"}); err != nil {
+	if _, err := b.Snapshot(t.Context(), durable.SnapshotRequest{Name: "unneeded"}); err != nil {
 		t.Fatal(err)
 	}
 	s.wantReady(t, http.StatusOK)
@@ -125,11 +126,11 @@ func TestDiskFull(t *testing.T) {
 			return err
 		},
 		"memory snapshot": func() error {
-			_, err := b.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "none", Memory: true})
+			_, err := b.Snapshot(t.Context(), durable.SnapshotRequest{Name: "none", Memory: true})
 			return err
 		},
 		"snapshot": func() error {
-			_, err := b.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "none"})
+			_, err := b.Snapshot(t.Context(), durable.SnapshotRequest{Name: "none"})
 			return err
 		},
 	} {
@@ -186,7 +187,7 @@ func TestDiskFull(t *testing.T) {
 	// snapshot.
 	for _, memory := range []bool{false, true} {
 		empty = fill(t, disk, 8<<20)
-		_, err = b.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "large", Memory: memory})
+		_, err = b.Snapshot(t.Context(), durable.SnapshotRequest{Name: "large", Memory: memory})
 		wantCode(t, "a snapshot that does not fit", err, sandbox.CodeExhausted)
 		run(t, b, "true")
 		for snap, err := range s.client.Snapshots(t.Context(), nil) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // ids prints the generation, and the ids of the boot and the machine.
@@ -63,7 +64,7 @@ chmod 755 10-first 20-second; until [ -e /tmp/ready ]; do sleep 0.1; done`)
 		}
 		return now
 	}
-	forks, err := b.Fork(t.Context(), sandbox.ForkRequest{Count: 2})
+	forks, err := b.Fork(t.Context(), durable.ForkRequest{Count: 2})
 	if err != nil {
 		t.Fatal(err)
 	}

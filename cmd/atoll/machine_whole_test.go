@@ -25,6 +25,7 @@ import (
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // A machine asks for the consents of its owner, and whoever approves it takes them.
@@ -108,7 +109,7 @@ func TestMachineConsents(t *testing.T) {
 }
 
 // watch connects to a stream.
-func (s *soaker) watch(t *testing.T, a sandbox.StreamAccess) *websocket.Conn {
+func (s *soaker) watch(t *testing.T, a viewing.StreamAccess) *websocket.Conn {
 	t.Helper()
 	local := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(s.state, atoll.SocketName))
@@ -344,7 +345,7 @@ func TestWholeMachineScreen(t *testing.T) {
 		r, err := box.Run(t.Context(), sandbox.Command{Args: []string{"/bin/sh", "-c", `echo "$DISPLAY,$XAUTHORITY"`}})
 		return strings.TrimSpace(string(r.Stdout)), err
 	}
-	look := sandbox.ComputerRequest{Actions: []sandbox.ComputerAction{{Action: "screenshot"}}}
+	look := viewing.ComputerRequest{Actions: []viewing.ComputerAction{{Action: "screenshot"}}}
 	// wantScreen waits until the screen is shared, or not: the daemon hears of it
 	// when the machine is back.
 	wantScreen := func(shared bool) {
@@ -379,14 +380,14 @@ func TestWholeMachineScreen(t *testing.T) {
 		t.Errorf("it says %s", out)
 	}
 	wantScreen(true)
-	acts := sandbox.ComputerRequest{Actions: []sandbox.ComputerAction{{Action: "move", X: new(123), Y: new(45)}, {Action: "screenshot"}}}
+	acts := viewing.ComputerRequest{Actions: []viewing.ComputerAction{{Action: "move", X: new(123), Y: new(45)}, {Action: "screenshot"}}}
 	if got, err := box.UseComputer(t.Context(), acts); err != nil || got.Screenshot.Width != 800 || got.Screenshot.Height != 600 {
 		t.Errorf("using it: %+v, %v", got, err)
 	}
 	if got := pointer(); got != "x:123 y:45" {
 		t.Errorf("the pointer is at %s", got)
 	}
-	if _, err := box.StartDesktop(t.Context(), sandbox.Screen{Width: 800, Height: 600}); sandbox.CodeOf(err) != sandbox.CodeConflict {
+	if _, err := box.StartDesktop(t.Context(), viewing.Screen{Width: 800, Height: 600}); sandbox.CodeOf(err) != sandbox.CodeConflict {
 		t.Errorf("starting a desktop on it: %v, want %s", err, sandbox.CodeConflict)
 	}
 	reader, err := s.client.Admin().CreateKey(t.Context(), operator.NewKey{Name: "reader", Verbs: []string{"read"}})
@@ -398,19 +399,19 @@ func TestWholeMachineScreen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer read.Close()
-	if _, err := box.Record(t.Context(), sandbox.NewRecording{Kind: sandbox.RecordDesktop}); sandbox.CodeOf(err) != sandbox.CodeConflict {
+	if _, err := box.Record(t.Context(), viewing.NewRecording{Kind: viewing.RecordDesktop}); sandbox.CodeOf(err) != sandbox.CodeConflict {
 		t.Errorf("recording it: %v, want %s", err, sandbox.CodeConflict)
 	}
-	if _, err := box.OpenStream(t.Context(), sandbox.NewStream{Kind: "desktop", Port: 5901, Mode: "control"}); sandbox.CodeOf(err) != sandbox.CodeConflict {
+	if _, err := box.OpenStream(t.Context(), viewing.NewStream{Kind: "desktop", Port: 5901, Mode: "control"}); sandbox.CodeOf(err) != sandbox.CodeConflict {
 		t.Errorf("a desktop at another port of it: %v, want %s", err, sandbox.CodeConflict)
 	}
 	var open []rfb
-	var access []sandbox.StreamAccess
+	var access []viewing.StreamAccess
 	for _, viewer := range []struct {
 		who, mode string
 		client    *atoll.Client
 	}{{"the owner", "control", s.client}, {"a reader", "view", read}} {
-		a, err := atoll.Handle(viewer.client, box.ID()).OpenStream(t.Context(), sandbox.NewStream{Kind: "desktop", Mode: viewer.mode, TTL: 600})
+		a, err := atoll.Handle(viewer.client, box.ID()).OpenStream(t.Context(), viewing.NewStream{Kind: "desktop", Mode: viewer.mode, TTL: 600})
 		if err != nil {
 			t.Fatalf("%s, a stream of it: %v", viewer.who, err)
 		}
@@ -462,7 +463,7 @@ func TestWholeMachineScreen(t *testing.T) {
 		}
 	}
 	for _, kind := range []string{"desktop", "port"} {
-		a, err := box.OpenStream(t.Context(), sandbox.NewStream{Kind: kind, Port: 5900, Mode: "control"})
+		a, err := box.OpenStream(t.Context(), viewing.NewStream{Kind: kind, Port: 5900, Mode: "control"})
 		if kind == "desktop" && (sandbox.CodeOf(err) != sandbox.CodeDenied || !strings.Contains(err.Error(), string(catalog.ConsentRequired))) {
 			t.Errorf("a stream without consent: %v", err)
 		}

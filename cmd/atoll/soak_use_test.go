@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // use performs one kind of operation on a sandbox, repeatedly until a daemon
@@ -79,7 +80,7 @@ func (s *soaker) save(ctx context.Context, box *atoll.Sandbox, name string) erro
 	try := 0
 	return persist(ctx, func() error {
 		try++
-		snap, err := box.Snapshot(ctx, sandbox.SnapshotRequest{Name: "s-" + name + "-" + strconv.Itoa(try)})
+		snap, err := box.Snapshot(ctx, durable.SnapshotRequest{Name: "s-" + name + "-" + strconv.Itoa(try)})
 		if err == nil {
 			s.mu.Lock()
 			s.snaps[snap.Name] = snap.ID
@@ -94,7 +95,7 @@ func (s *soaker) fork(ctx context.Context, box *atoll.Sandbox, name string) erro
 	try := 0
 	return persist(ctx, func() error {
 		try++
-		copies, err := box.Fork(ctx, sandbox.ForkRequest{Count: 1, Prefix: "f-" + name + "-" + strconv.Itoa(try)})
+		copies, err := box.Fork(ctx, durable.ForkRequest{Count: 1, Prefix: "f-" + name + "-" + strconv.Itoa(try)})
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, c := range copies {

@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // goBuild builds a package with other link flags and additional flags. It is
@@ -122,7 +123,7 @@ func TestMemoryOutlivesUpgrade(t *testing.T) {
 	s := newSoaker(t)
 	first := s.bin
 	asleep, awake := counting(t, s, "asleep"), counting(t, s, "awake")
-	if _, err := awake.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "saved", Memory: true}); err != nil {
+	if _, err := awake.Snapshot(t.Context(), durable.SnapshotRequest{Name: "saved", Memory: true}); err != nil {
 		t.Fatal(err)
 	}
 	for _, bin := range []string{next, first} {
@@ -139,7 +140,7 @@ func TestMemoryOutlivesUpgrade(t *testing.T) {
 			t.Fatal(err)
 		}
 		counts(t, made)
-		copies, err := awake.Fork(t.Context(), sandbox.ForkRequest{Count: 1})
+		copies, err := awake.Fork(t.Context(), durable.ForkRequest{Count: 1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -160,7 +161,7 @@ func TestEngineChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := awake.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "saved", Memory: true}); err != nil {
+	if _, err := awake.Snapshot(t.Context(), durable.SnapshotRequest{Name: "saved", Memory: true}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := asleep.Pause(t.Context(), sandbox.PauseDisk); err != nil {
@@ -169,9 +170,9 @@ func TestEngineChanges(t *testing.T) {
 	s.replace(t, next)
 
 	for what, do := range map[string]func() error{
-		"fork": func() error { _, err := awake.Fork(t.Context(), sandbox.ForkRequest{Count: 2}); return err },
+		"fork": func() error { _, err := awake.Fork(t.Context(), durable.ForkRequest{Count: 2}); return err },
 		"snapshot create --memory": func() error {
-			_, err := awake.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "lost", Memory: true})
+			_, err := awake.Snapshot(t.Context(), durable.SnapshotRequest{Name: "lost", Memory: true})
 			return err
 		},
 		"pause --to-disk": func() error { _, err := awake.Pause(t.Context(), sandbox.PauseDisk); return err },
@@ -191,7 +192,7 @@ func TestEngineChanges(t *testing.T) {
 	if all != 3 {
 		t.Errorf("there are %d sandboxes, want 3", all)
 	}
-	if _, err := awake.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "files"}); err != nil {
+	if _, err := awake.Snapshot(t.Context(), durable.SnapshotRequest{Name: "files"}); err != nil {
 		t.Errorf("saving its files: %v", err)
 	}
 	doctor := exec.Command(s.bin, "doctor")
@@ -200,7 +201,7 @@ func TestEngineChanges(t *testing.T) {
 		t.Errorf("doctor says\n%s\n%v, want that the memory of both would be lost", text, err)
 	}
 	const says = "it started from its files: its memory was written by engine"
-	copies, err := asleep.Fork(t.Context(), sandbox.ForkRequest{Count: 1})
+	copies, err := asleep.Fork(t.Context(), durable.ForkRequest{Count: 1})
 	if err != nil || !strings.Contains(copies[0].Info().Reason, says) {
 		t.Errorf("copying what is on disk: %v (%v), want that %s", copies, err, says)
 	}

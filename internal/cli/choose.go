@@ -10,6 +10,7 @@ import (
 
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 func (a providerCommands) providerShowCmd() *cobra.Command {
@@ -122,7 +123,7 @@ one. It makes nothing. A limit that is named must really be enforced.`,
 			}
 		}
 		n.Isolation = sandbox.Isolation(isolation)
-		n.Images, n.Pause, n.Egress, n.Price = image, sandbox.PauseKind(pause), sandbox.EgressKind(egress), catalog.PriceClass(price)
+		n.Images, n.Pause, n.Egress, n.Price = image, sandbox.PauseKind(pause), enforce.Kind(egress), catalog.PriceClass(price)
 		if a.provider != "" {
 			n.Provider = a.provider
 		}

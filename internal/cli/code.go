@@ -14,6 +14,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 // codeCommands are atoll code.
@@ -23,7 +24,7 @@ type codeCommands struct{ *App }
 const maxCode = 1 << 20
 
 func (a codeCommands) codeCmd() *cobra.Command {
-	var req sandbox.CodeRequest
+	var req coding.CodeRequest
 	var env, envFiles []string
 	var timeout time.Duration
 	var save string
@@ -122,26 +123,26 @@ type codeOutput struct {
 
 // show shows an event. What code prints is passed on as it is, as output of
 // commands is.
-func (o *codeOutput) show(e sandbox.CodeEvent) (err error) {
-	o.failed = o.failed || e.Type == sandbox.CodeFailed
+func (o *codeOutput) show(e coding.CodeEvent) (err error) {
+	o.failed = o.failed || e.Type == coding.CodeFailed
 	o.timedOut = o.timedOut || e.TimedOut
 	switch {
 	case o.json:
 		err = o.printJSONLine(e)
-	case e.Type == sandbox.CodeStdout:
+	case e.Type == coding.CodeStdout:
 		_, err = io.WriteString(o.Stdout, e.Text)
-	case e.Type == sandbox.CodeStderr:
+	case e.Type == coding.CodeStderr:
 		_, err = io.WriteString(o.Stderr, e.Text)
-	case e.Type == sandbox.CodeFailed:
+	case e.Type == coding.CodeFailed:
 		text := e.Error.Traceback
 		if text == "" {
 			text = e.Error.Name + ": " + e.Error.Value
 		}
 		_, err = io.WriteString(o.Stderr, visible(strings.TrimRight(text, "\n"))+"\n")
-	case e.Type == sandbox.CodeShown && e.Result.Text != "":
+	case e.Type == coding.CodeShown && e.Result.Text != "":
 		_, err = io.WriteString(o.Stdout, visible(e.Result.Text)+"\n")
 	}
-	if err != nil || e.Type != sandbox.CodeShown {
+	if err != nil || e.Type != coding.CodeShown {
 		return err
 	}
 	for _, f := range []struct {
@@ -220,7 +221,7 @@ func (a codeCommands) contextsCmd() *cobra.Command {
 		case err != nil:
 			return err
 		case asJSON:
-			return a.printJSON(append([]sandbox.CodeContext{}, all...))
+			return a.printJSON(append([]coding.CodeContext{}, all...))
 		}
 		rows := make([][]string, len(all))
 		for i, c := range all {
@@ -232,7 +233,7 @@ func (a codeCommands) contextsCmd() *cobra.Command {
 }
 
 func (a codeCommands) createContextCmd() *cobra.Command {
-	var n sandbox.NewCodeContext
+	var n coding.NewCodeContext
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "create SANDBOX", Short: "Make a context, and print its id",

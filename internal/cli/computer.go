@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // computerCommands are atoll computer.
@@ -28,12 +29,12 @@ started when it is used first. Places are pixels from the upper left.`,
 }
 
 // act carries out an action.
-func (a computerCommands) act(ctx context.Context, name string, do sandbox.ComputerAction) (out sandbox.ComputerResult, err error) {
+func (a computerCommands) act(ctx context.Context, name string, do viewing.ComputerAction) (out viewing.ComputerResult, err error) {
 	box, err := portCommands(a).daemonSandbox(ctx, name)
 	if err != nil {
 		return out, err
 	}
-	out, err = box.UseComputer(ctx, sandbox.ComputerRequest{Actions: []sandbox.ComputerAction{do}})
+	out, err = box.UseComputer(ctx, viewing.ComputerRequest{Actions: []viewing.ComputerAction{do}})
 	if err == nil && (do.Action == "screenshot" && out.Screenshot == nil || do.Action == "cursor" && out.Cursor == nil || do.Action == "clipboard" && out.Clipboard == nil) {
 		err = &sandbox.Error{Code: sandbox.CodeInternal, Op: "computer.use", Message: "the answer of the daemon is incomplete"}
 	}
@@ -42,7 +43,7 @@ func (a computerCommands) act(ctx context.Context, name string, do sandbox.Compu
 
 // acting returns a command whose arguments make an action. example follows the
 // name of the sandbox.
-func (a computerCommands) acting(use, short, example string, args cobra.PositionalArgs, to func(args []string) (sandbox.ComputerAction, error)) *cobra.Command {
+func (a computerCommands) acting(use, short, example string, args cobra.PositionalArgs, to func(args []string) (viewing.ComputerAction, error)) *cobra.Command {
 	word, _, _ := strings.Cut(use, " ")
 	cmd := &cobra.Command{
 		Use: use, Short: short, Args: args, ValidArgsFunction: a.completeSandboxes,
@@ -62,7 +63,7 @@ func (a computerCommands) acting(use, short, example string, args cobra.Position
 
 func (a computerCommands) startCmd() *cobra.Command {
 	var size string
-	var want sandbox.Screen
+	var want viewing.Screen
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "start SANDBOX", Short: "Start the desktop, or give it another size",
@@ -109,13 +110,13 @@ func (a computerCommands) screenshotCmd() *cobra.Command {
 	}
 	cmd.Flags().StringVar(&region, "region", "", "a part of the screen, X,Y,WIDTH,HEIGHT")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		do := sandbox.ComputerAction{Action: "screenshot"}
+		do := viewing.ComputerAction{Action: "screenshot"}
 		if region != "" {
 			n, err := numbers(region, ",", 4)
 			if err != nil || n[2] == 0 || n[3] == 0 {
 				return badFlag("region", "is not X,Y,WIDTH,HEIGHT")
 			}
-			do.Region = &sandbox.Region{Point: sandbox.Point{X: n[0], Y: n[1]}, Width: n[2], Height: n[3]}
+			do.Region = &viewing.Region{Point: viewing.Point{X: n[0], Y: n[1]}, Width: n[2], Height: n[3]}
 		}
 		toFile := len(args) == 2 && args[1] != "-"
 		if !toFile && isTerminal(a.Stdout) {
@@ -140,7 +141,7 @@ func (a computerCommands) cursorCmd() *cobra.Command {
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandboxes,
 	}
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		out, err := a.act(ctx, args[0], sandbox.ComputerAction{Action: "cursor"})
+		out, err := a.act(ctx, args[0], viewing.ComputerAction{Action: "cursor"})
 		if err == nil {
 			err = a.println(out.Cursor.X, out.Cursor.Y)
 		}
@@ -154,8 +155,8 @@ func (a computerCommands) moveCmd() *cobra.Command {
 }
 
 func (a computerCommands) clickCmd() *cobra.Command {
-	var do sandbox.ComputerAction
-	cmd := a.acting("click SANDBOX [X Y]", "Click, where the pointer is or elsewhere", "200 150 --count 2", cobra.RangeArgs(1, 3), func(args []string) (sandbox.ComputerAction, error) {
+	var do viewing.ComputerAction
+	cmd := a.acting("click SANDBOX [X Y]", "Click, where the pointer is or elsewhere", "200 150 --count 2", cobra.RangeArgs(1, 3), func(args []string) (viewing.ComputerAction, error) {
 		at, err := place(args)
 		do.X, do.Y = at.X, at.Y
 		return do, err
@@ -167,14 +168,14 @@ func (a computerCommands) clickCmd() *cobra.Command {
 }
 
 func (a computerCommands) dragCmd() *cobra.Command {
-	var do sandbox.ComputerAction
-	cmd := a.acting("drag SANDBOX X Y X Y...", "Press a button, move through points, release", "100 100 300 200", cobra.MinimumNArgs(5), func(args []string) (sandbox.ComputerAction, error) {
+	var do viewing.ComputerAction
+	cmd := a.acting("drag SANDBOX X Y X Y...", "Press a button, move through points, release", "100 100 300 200", cobra.MinimumNArgs(5), func(args []string) (viewing.ComputerAction, error) {
 		n, err := numbers(strings.Join(args, ","), ",", len(args)/2*2)
 		if err != nil {
 			return do, err
 		}
 		for i := 0; i < len(n); i += 2 {
-			do.Path = append(do.Path, sandbox.Point{X: n[i], Y: n[i+1]})
+			do.Path = append(do.Path, viewing.Point{X: n[i], Y: n[i+1]})
 		}
 		return do, nil
 	})
@@ -185,7 +186,7 @@ func (a computerCommands) dragCmd() *cobra.Command {
 
 func (a computerCommands) scrollCmd() *cobra.Command {
 	var up, down, left, right int
-	cmd := a.acting("scroll SANDBOX [X Y]", "Turn the mouse wheel", "--down 3", cobra.RangeArgs(1, 3), func(args []string) (sandbox.ComputerAction, error) {
+	cmd := a.acting("scroll SANDBOX [X Y]", "Turn the mouse wheel", "--down 3", cobra.RangeArgs(1, 3), func(args []string) (viewing.ComputerAction, error) {
 		do, err := place(args)
 		do.ScrollX, do.ScrollY = 100*(right-left), 100*(down-up)
 		return do, err
@@ -198,7 +199,7 @@ func (a computerCommands) scrollCmd() *cobra.Command {
 }
 
 func (a computerCommands) typeCmd() *cobra.Command {
-	cmd := a.acting("type SANDBOX [TEXT]", "Type text; without TEXT, what is on standard input", "'hello'", cobra.RangeArgs(1, 2), func(args []string) (do sandbox.ComputerAction, err error) {
+	cmd := a.acting("type SANDBOX [TEXT]", "Type text; without TEXT, what is on standard input", "'hello'", cobra.RangeArgs(1, 2), func(args []string) (do viewing.ComputerAction, err error) {
 		if len(args) == 1 {
 			do.Text = args[0]
 			return do, nil
@@ -212,12 +213,12 @@ func (a computerCommands) typeCmd() *cobra.Command {
 
 // allInput reads standard input, as far as an action may take it.
 func (a computerCommands) allInput() (string, error) {
-	text, err := io.ReadAll(io.LimitReader(a.Stdin, sandbox.MaxClipboard+1))
+	text, err := io.ReadAll(io.LimitReader(a.Stdin, viewing.MaxClipboard+1))
 	return string(text), err
 }
 
 func (a computerCommands) copyCmd() *cobra.Command {
-	cmd := a.acting("copy SANDBOX [TEXT]", "Put text into the clipboard; without TEXT, what is on standard input", "'hello'", cobra.RangeArgs(1, 2), func(args []string) (do sandbox.ComputerAction, err error) {
+	cmd := a.acting("copy SANDBOX [TEXT]", "Put text into the clipboard; without TEXT, what is on standard input", "'hello'", cobra.RangeArgs(1, 2), func(args []string) (do viewing.ComputerAction, err error) {
 		if len(args) == 1 {
 			do.Text = args[0]
 			return do, nil
@@ -240,7 +241,7 @@ text. A key that may only look cannot read it.`,
 		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeSandboxes,
 	}
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		out, err := a.act(ctx, args[0], sandbox.ComputerAction{Action: "clipboard"})
+		out, err := a.act(ctx, args[0], viewing.ComputerAction{Action: "clipboard"})
 		if err == nil {
 			_, err = io.WriteString(a.plainOutput(), *out.Clipboard)
 		}
@@ -253,9 +254,9 @@ text. A key that may only look cannot read it.`,
 }
 
 func (a computerCommands) keyCmd() *cobra.Command {
-	var do sandbox.ComputerAction
+	var do viewing.ComputerAction
 	var hold time.Duration
-	cmd := a.acting("key SANDBOX KEY...", "Press keys together", "ctrl+s", cobra.MinimumNArgs(2), func(args []string) (sandbox.ComputerAction, error) {
+	cmd := a.acting("key SANDBOX KEY...", "Press keys together", "ctrl+s", cobra.MinimumNArgs(2), func(args []string) (viewing.ComputerAction, error) {
 		do.Keys, do.DurationMS = args, hold.Milliseconds()
 		return do, nil
 	})
@@ -267,7 +268,7 @@ common ones such as enter, ctrl, cmd and ArrowUp.`
 }
 
 // place reads X and Y, if they are given.
-func place(args []string) (do sandbox.ComputerAction, err error) {
+func place(args []string) (do viewing.ComputerAction, err error) {
 	if len(args) == 0 {
 		return do, nil
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // processCommands are atoll exec, shell, attach, ps, logs and kill.
@@ -229,7 +230,7 @@ no browser. Whoever opens the link needs no key, and sees this terminal and noth
 		if asLink {
 			link.view = link.view || readOnly
 			return interruptible(func(ctx context.Context, args []string) error {
-				return a.openStream(ctx, args[0], sandbox.NewStream{Kind: "terminal"}, &link)
+				return a.openStream(ctx, args[0], viewing.NewStream{Kind: "terminal"}, &link)
 			})(cmd, args)
 		}
 		if name := link.used(cmd); name != "" {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 // gitCommands are atoll git, atoll search and atoll patch.
@@ -79,7 +80,7 @@ func (a gitCommands) statusCmd() *cobra.Command {
 The first letter is about the index, the second about the working tree, as in git
 status --short.`,
 		Example: "  atoll git status demo:/workspace",
-	}, func(ctx context.Context, g atoll.Git, _ []string) (sandbox.GitStatus, error) { return g.Status(ctx) }, showStatus)
+	}, func(ctx context.Context, g atoll.Git, _ []string) (coding.GitStatus, error) { return g.Status(ctx) }, showStatus)
 }
 
 func (a gitCommands) watchCmd() *cobra.Command {
@@ -127,7 +128,7 @@ files that atoll git status lists. The sandbox is in use while it is watched.`,
 }
 
 // gitLine describes the state of a repository in a line.
-func gitLine(e sandbox.GitEvent) string {
+func gitLine(e coding.GitEvent) string {
 	now := time.Now().Format(time.TimeOnly)
 	if !e.IsRepo {
 		return now + " not in a git repository\n"
@@ -147,12 +148,12 @@ func gitLine(e sandbox.GitEvent) string {
 }
 
 // letters are those of git status --short.
-var letters = map[sandbox.GitChange]string{
-	sandbox.GitUnchanged: " ", sandbox.GitAdded: "A", sandbox.GitModified: "M", sandbox.GitDeleted: "D", sandbox.GitRenamed: "R", sandbox.GitCopied: "C",
-	sandbox.GitTypeChange: "T", sandbox.GitConflicted: "U", sandbox.GitUntracked: "?", sandbox.GitIgnored: "!",
+var letters = map[coding.GitChange]string{
+	coding.GitUnchanged: " ", coding.GitAdded: "A", coding.GitModified: "M", coding.GitDeleted: "D", coding.GitRenamed: "R", coding.GitCopied: "C",
+	coding.GitTypeChange: "T", coding.GitConflicted: "U", coding.GitUntracked: "?", coding.GitIgnored: "!",
 }
 
-func showStatus(w io.Writer, s sandbox.GitStatus) {
+func showStatus(w io.Writer, s coding.GitStatus) {
 	if !s.IsRepo {
 		fmt.Fprintln(w, "not in a git repository")
 		return
@@ -168,7 +169,7 @@ func showStatus(w io.Writer, s sandbox.GitStatus) {
 	fmt.Fprintln(w)
 	for _, f := range s.Files {
 		x, y := letters[f.Index], letters[f.Worktree]
-		if f.Worktree == sandbox.GitUntracked || f.Worktree == sandbox.GitIgnored {
+		if f.Worktree == coding.GitUntracked || f.Worktree == coding.GitIgnored {
 			x = y
 		}
 		fmt.Fprintf(w, "%s%s %s", x, y, line(f.Path))
@@ -187,7 +188,7 @@ func more(w io.Writer, truncated bool, what string) {
 }
 
 func (a gitCommands) diffCmd() *cobra.Command {
-	var opts sandbox.GitDiffOptions
+	var opts coding.GitDiffOptions
 	cmd := &cobra.Command{
 		Use: "diff PLACE [FILE...]", Short: "Show changes as a patch", Args: cobra.MinimumNArgs(1),
 		Long: `Diff shows what the working tree has that the index has not, with new files that are
@@ -199,16 +200,16 @@ and with --from what changed since a commit.`,
 	cmd.Flags().BoolVar(&opts.Staged, "staged", false, "compare the index with the last commit")
 	cmd.Flags().StringVar(&opts.From, "from", "", "compare this commit with --to, or with the working tree")
 	cmd.Flags().StringVar(&opts.To, "to", "", "the commit that is compared with --from")
-	return reading(a, cmd, func(ctx context.Context, g atoll.Git, files []string) (sandbox.GitDiff, error) {
+	return reading(a, cmd, func(ctx context.Context, g atoll.Git, files []string) (coding.GitDiff, error) {
 		opts.Paths = files
 		return g.Diff(ctx, opts)
 	}, showDiff)
 }
 
-func showDiff(w io.Writer, d sandbox.GitDiff) { fmt.Fprint(w, visible(d.String())) }
+func showDiff(w io.Writer, d coding.GitDiff) { fmt.Fprint(w, visible(d.String())) }
 
 func (a gitCommands) logCmd() *cobra.Command {
-	var opts sandbox.GitLogOptions
+	var opts coding.GitLogOptions
 	cmd := &cobra.Command{
 		Use: "log PLACE [FILE...]", Short: "List commits, the latest first", Args: cobra.MinimumNArgs(1),
 		Example: `  atoll git log demo:/workspace
@@ -217,10 +218,10 @@ func (a gitCommands) logCmd() *cobra.Command {
 	cmd.Flags().StringVar(&opts.Rev, "rev", "", "where to begin (default HEAD)")
 	cmd.Flags().IntVar(&opts.Max, "max", 0, "at most this many commits, up to 1000 (default 100)")
 	cmd.Flags().IntVar(&opts.Skip, "skip", 0, "leave out this many commits first")
-	return reading(a, cmd, func(ctx context.Context, g atoll.Git, files []string) (sandbox.GitLog, error) {
+	return reading(a, cmd, func(ctx context.Context, g atoll.Git, files []string) (coding.GitLog, error) {
 		opts.Paths = files
 		return g.Log(ctx, opts)
-	}, func(w io.Writer, l sandbox.GitLog) {
+	}, func(w io.Writer, l coding.GitLog) {
 		for _, c := range l.Commits {
 			refs := ""
 			if len(c.Refs) > 0 {
@@ -237,13 +238,13 @@ func (a gitCommands) showCmd() *cobra.Command {
 		Use: "show PLACE [COMMIT]", Short: "Show a commit and its changes", Args: cobra.RangeArgs(1, 2),
 		Example: `  atoll git show demo:/workspace
   atoll git show demo:/workspace HEAD~1`,
-	}, func(ctx context.Context, g atoll.Git, args []string) (sandbox.GitShow, error) {
+	}, func(ctx context.Context, g atoll.Git, args []string) (coding.GitShow, error) {
 		rev := ""
 		if len(args) > 0 {
 			rev = args[0]
 		}
 		return g.Show(ctx, rev)
-	}, func(w io.Writer, s sandbox.GitShow) {
+	}, func(w io.Writer, s coding.GitShow) {
 		c := s.Commit
 		fmt.Fprintf(w, "commit %s\nAuthor: %s <%s>\nDate:   %s\n\n    %s\n", line(c.SHA), line(c.Author.Name), line(c.Author.Email), c.Author.Time.Format(time.RFC3339), line(c.Subject))
 		if c.Body != "" {
@@ -267,9 +268,9 @@ func (a gitCommands) blameCmd() *cobra.Command {
 		Example: "  atoll git blame demo:/workspace README.md",
 	}
 	cmd.Flags().StringVar(&rev, "rev", "", "the file as of this commit (default: as it is now)")
-	return reading(a, cmd, func(ctx context.Context, g atoll.Git, args []string) (sandbox.GitBlame, error) {
+	return reading(a, cmd, func(ctx context.Context, g atoll.Git, args []string) (coding.GitBlame, error) {
 		return g.Blame(ctx, rev, args[0], 0, 0)
-	}, func(w io.Writer, b sandbox.GitBlame) {
+	}, func(w io.Writer, b coding.GitBlame) {
 		for _, l := range b.Lines {
 			c := b.Commits[l.Commit]
 			fmt.Fprintf(w, "%.8s %s %s %4d  %s\n", line(l.Commit), c.Author.Time.Format(time.DateOnly), line(c.Author.Name), l.No, line(l.Text))
@@ -279,7 +280,7 @@ func (a gitCommands) blameCmd() *cobra.Command {
 }
 
 func (a gitCommands) searchCmd() *cobra.Command {
-	var req sandbox.SearchRequest
+	var req coding.SearchRequest
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "search SANDBOX:PATH [EXPRESSION]", Short: "Search files of a sandbox by name and content", GroupID: groupBox,
@@ -344,7 +345,7 @@ code 1 means that nothing was found.`,
 }
 
 func (a gitCommands) patchCmd() *cobra.Command {
-	var req sandbox.PatchRequest
+	var req coding.PatchRequest
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "patch SANDBOX:PATH [FILE]", Short: "Apply a patch to files of a sandbox", GroupID: groupBox,

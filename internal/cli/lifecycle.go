@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // lifecycleCommands are atoll stop, start, pause, resume, update and fork.
@@ -251,7 +252,7 @@ func labelChanges(list, remove []string) (map[string]*string, error) {
 }
 
 func (a lifecycleCommands) forkCmd() *cobra.Command {
-	var opts sandbox.ForkRequest
+	var opts durable.ForkRequest
 	var labelList []string
 	var asJSON bool
 	cmd := &cobra.Command{

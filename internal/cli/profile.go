@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -107,19 +108,19 @@ func (a profileCommands) namedProfile(file string, args []string) (sandbox.Profi
 }
 
 func (a profileCommands) profileCreateCmd() *cobra.Command {
-	return a.profileWriteCmd("create", "Store a profile", "", func(ctx context.Context, c *atoll.Client, p sandbox.Profile, _ int64) (sandbox.StoredProfile, error) {
+	return a.profileWriteCmd("create", "Store a profile", "", func(ctx context.Context, c *atoll.Client, p sandbox.Profile, _ int64) (durable.StoredProfile, error) {
 		return c.CreateProfile(ctx, p)
 	})
 }
 
 func (a profileCommands) profileApplyCmd() *cobra.Command {
 	return a.profileWriteCmd("apply", "Store a profile or a new version of it, and apply it to running sandboxes", `
-Connections that the new version does not allow are cut at once.`, func(ctx context.Context, c *atoll.Client, p sandbox.Profile, version int64) (sandbox.StoredProfile, error) {
+Connections that the new version does not allow are cut at once.`, func(ctx context.Context, c *atoll.Client, p sandbox.Profile, version int64) (durable.StoredProfile, error) {
 		return c.ApplyProfile(ctx, p, version)
 	})
 }
 
-func (a profileCommands) profileWriteCmd(name, short, more string, write func(context.Context, *atoll.Client, sandbox.Profile, int64) (sandbox.StoredProfile, error)) *cobra.Command {
+func (a profileCommands) profileWriteCmd(name, short, more string, write func(context.Context, *atoll.Client, sandbox.Profile, int64) (durable.StoredProfile, error)) *cobra.Command {
 	var file string
 	var version int64
 	var asJSON bool
@@ -157,9 +158,9 @@ func (a profileCommands) profileWriteCmd(name, short, more string, write func(co
 
 func (a profileCommands) profileListCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "ls", Short: "List profiles", Args: cobra.NoArgs, Example: `  atoll profile ls`}
-	return daemonList(a.App, cmd, "NAME VERSION DEFAULT RULES SANDBOXES UPDATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.StoredProfile, error) {
+	return daemonList(a.App, cmd, "NAME VERSION DEFAULT RULES SANDBOXES UPDATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.StoredProfile, error) {
 		return c.Profiles(ctx)
-	}, func(p sandbox.StoredProfile) []string {
+	}, func(p durable.StoredProfile) []string {
 		return []string{p.Name, strconv.FormatInt(p.Version, 10), defaultOf(p.Profile), strconv.Itoa(len(p.Profile.Rules)), strconv.Itoa(p.Uses), ago(p.Updated)}
 	})
 }

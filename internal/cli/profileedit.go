@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // fallbackEditor is there on every system that has an editor.
@@ -39,7 +40,7 @@ your text cannot be stored, edit keeps it in a file and prints its name.`,
 }
 
 // editProfile opens a profile in the user's editor and stores the result.
-func (a profileCommands) editProfile(ctx context.Context, c *atoll.Client, old *sandbox.StoredProfile) (err error) {
+func (a profileCommands) editProfile(ctx context.Context, c *atoll.Client, old *durable.StoredProfile) (err error) {
 	text, err := yamlOf(old.Profile)
 	if err != nil {
 		return err
@@ -70,7 +71,7 @@ func (a profileCommands) editProfile(ctx context.Context, c *atoll.Client, old *
 	}
 	p, err := a.namedProfile(file, []string{old.Name})
 	if err == nil {
-		var out sandbox.StoredProfile
+		var out durable.StoredProfile
 		if out, err = c.ApplyProfile(ctx, p, old.Version); err == nil {
 			return a.printf("%s is at version %d\n", out.Name, out.Version)
 		}

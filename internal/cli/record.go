@@ -11,6 +11,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // recordCommands are atoll record.
@@ -28,7 +29,7 @@ it is removed, also when the sandbox is gone.`,
 }
 
 func (a recordCommands) startCmd() *cobra.Command {
-	var n sandbox.NewRecording
+	var n viewing.NewRecording
 	var desktop bool
 	var size string
 	var limit time.Duration
@@ -59,7 +60,7 @@ sandbox are removed from the recording of a terminal, too.`,
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		if desktop {
-			n.Kind = sandbox.RecordDesktop
+			n.Kind = viewing.RecordDesktop
 		}
 		if n.FPS < 0 || n.FPS > 30 || flags.Changed("fps") && n.FPS == 0 {
 			return badFlag("fps", "is not 1 to 30")
@@ -89,7 +90,7 @@ sandbox are removed from the recording of a terminal, too.`,
 	return cmd
 }
 
-func (a recordCommands) printRecording(r sandbox.Recording, asJSON bool, err error) error {
+func (a recordCommands) printRecording(r viewing.Recording, asJSON bool, err error) error {
 	switch {
 	case err != nil:
 		return err
@@ -114,13 +115,13 @@ func (a recordCommands) stopCmd() *cobra.Command {
 }
 
 func (a recordCommands) listCmd() *cobra.Command {
-	var q sandbox.RecordingQuery
+	var q viewing.RecordingQuery
 	cmd := &cobra.Command{
 		Use: "ls [flags] [SANDBOX]", Short: "List recordings, of all sandboxes or one, newest first", Example: `  atoll record ls`,
 		Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeSandboxes,
 	}
 	cmd.Flags().StringVar(&q.Session, "session", "", "only recordings that were started for a session")
-	return daemonList(a.App, cmd, "ID SANDBOX KIND STATE STARTED DURATION SIZE TITLE", func(ctx context.Context, c *atoll.Client, args []string) (all []sandbox.Recording, err error) {
+	return daemonList(a.App, cmd, "ID SANDBOX KIND STATE STARTED DURATION SIZE TITLE", func(ctx context.Context, c *atoll.Client, args []string) (all []viewing.Recording, err error) {
 		if len(args) > 0 {
 			q.Sandbox = args[0]
 		}
@@ -131,7 +132,7 @@ func (a recordCommands) listCmd() *cobra.Command {
 			all = append(all, r)
 		}
 		return all, nil
-	}, func(r sandbox.Recording) []string {
+	}, func(r viewing.Recording) []string {
 		state := string(r.State)
 		if r.Reason != "" {
 			state += " (" + string(r.Reason) + ")"
@@ -199,7 +200,7 @@ func (a recordCommands) removeCmd() *cobra.Command {
 }
 
 func recordingIDs(ctx context.Context, c *atoll.Client) (ids []string, err error) {
-	for r, err := range c.Recordings(ctx, sandbox.RecordingQuery{}) {
+	for r, err := range c.Recordings(ctx, viewing.RecordingQuery{}) {
 		if err != nil {
 			return ids, err
 		}

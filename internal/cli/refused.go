@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/offline"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/eventtype"
 )
 
 // operatorRE finds the address in a refusal that only the owner of the machine can
@@ -84,7 +85,7 @@ func (a *App) refusals(ctx context.Context, id sandbox.ID, since time.Time) (sub
 	ctx, cancel := context.WithTimeout(ctx, refusalTime)
 	defer cancel()
 	known := map[string]bool{}
-	q := sandbox.EventQuery{Ops: []string{opFlow}, Types: []string{sandbox.EventEgressDenied}, Sandbox: id}
+	q := sandbox.EventQuery{Ops: []string{opFlow}, Types: []string{eventtype.EgressDenied}, Sandbox: id}
 	for e, err := range a.client.Events(ctx, q) {
 		if err != nil {
 			return subjects

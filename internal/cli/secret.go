@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // secretCommands are atoll secret.
@@ -66,7 +67,7 @@ func (a secretCommands) readSecret(file string) ([]byte, error) {
 }
 
 func (a secretCommands) secretCreateCmd() *cobra.Command {
-	var s sandbox.NewSecret
+	var s durable.NewSecret
 	var file string
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -100,7 +101,7 @@ A secret without --host is sent only by stored profiles, to the hosts they name.
 	return cmd
 }
 
-func (a secretCommands) wroteSecret(s sandbox.StoredSecret, err error, asJSON bool) error {
+func (a secretCommands) wroteSecret(s durable.StoredSecret, err error, asJSON bool) error {
 	if err != nil {
 		return err
 	}
@@ -138,9 +139,9 @@ func (a secretCommands) secretRotateCmd() *cobra.Command {
 
 func (a secretCommands) secretListCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "ls", Short: "List secrets, without their values", Args: cobra.NoArgs, Example: `  atoll secret ls`}
-	return daemonList(a.App, cmd, "NAME VERSION HOSTS SOURCE SANDBOXES UPDATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.StoredSecret, error) {
+	return daemonList(a.App, cmd, "NAME VERSION HOSTS SOURCE SANDBOXES UPDATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.StoredSecret, error) {
 		return c.Secrets(ctx)
-	}, func(s sandbox.StoredSecret) []string {
+	}, func(s durable.StoredSecret) []string {
 		source := s.Source
 		if source == "" {
 			source = "stored"

@@ -8,6 +8,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 func (a sessionCommands) targetsCmd() *cobra.Command {
@@ -18,13 +19,13 @@ tells what a move would take along. For a provider that cannot serve the session
 tells why.`,
 		Example: `  atoll session targets notes`,
 	}
-	return daemonList(a.App, cmd, "PROVIDER FITS CARRIES NOTES", func(ctx context.Context, c *atoll.Client, args []string) ([]sandbox.SessionTarget, error) {
+	return daemonList(a.App, cmd, "PROVIDER FITS CARRIES NOTES", func(ctx context.Context, c *atoll.Client, args []string) ([]durable.SessionTarget, error) {
 		s, err := c.Sessions().Get(ctx, args[0])
 		if err != nil {
 			return nil, err
 		}
 		return s.Targets(ctx)
-	}, func(t sandbox.SessionTarget) []string {
+	}, func(t durable.SessionTarget) []string {
 		fits := "no"
 		switch {
 		case t.Current:
@@ -45,7 +46,7 @@ do not go along. Requests for the session wait meanwhile. If a step fails, the s
 stays where it is. The provider "default" is the one that the session began with.`,
 		Example: `  atoll session swap notes docker`,
 	}
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out sandbox.Swapped, err error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Swapped, err error) {
 		s, err := c.Sessions().Get(ctx, args[0])
 		if err != nil {
 			return out, err
@@ -57,7 +58,7 @@ stays where it is. The provider "default" is the one that the session began with
 			Code: sandbox.CodeUnavailable, Op: "session.swap", Subject: args[1], Message: "it cannot serve the session: " + out.Reason,
 			Hint: "list the others with: atoll session targets " + args[0],
 		}
-	}, func(o sandbox.Swapped) error {
+	}, func(o durable.Swapped) error {
 		return a.printf("%s, %s\n", o.Receipt.Provider, strings.TrimPrefix(outcome("", o.Receipt), ": "))
 	})
 }

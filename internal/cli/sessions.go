@@ -16,6 +16,8 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // sessionCommands are atoll session and atoll usage.
@@ -63,7 +65,7 @@ func (a sessionCommands) completeAll(cmd *cobra.Command, _ []string, _ string) (
 }
 
 // outcome describes the sandbox that a session got.
-func outcome(name string, r *sandbox.Receipt) string {
+func outcome(name string, r *durable.Receipt) string {
 	text := fmt.Sprintf("%s: %s, sandbox %s at epoch %d", name, r.Outcome, r.Sandbox, r.Epoch)
 	if len(r.Lost) > 0 {
 		text += "; lost: " + strings.Join(r.Lost, ", ")
@@ -92,21 +94,21 @@ that name is used instead.`,
 	flags.StringVar(&opts.Group, "group", "", "sessions of the same group share one sandbox (default: a group of its own)")
 	flags.BoolVar(&opts.PauseOnExit, "pause-on-exit", false, "pause the sandbox instead of removing it when the session has no holder, if the provider can")
 	flags.StringVar(&record, "record", "", "on-turn: record the desktop in every turn that uses it, until the turn is released (default: manual)")
-	_ = cmd.RegisterFlagCompletionFunc("record", cobra.FixedCompletions([]string{string(sandbox.RecordManual), string(sandbox.RecordOnTurn)}, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("record", cobra.FixedCompletions([]string{string(viewing.RecordManual), string(viewing.RecordOnTurn)}, cobra.ShellCompDirectiveNoFileComp))
 	flags.BoolVar(&opts.AttachIfExists, "attach", false, "use the session of that name if there is one; the other flags are then ignored")
 	boxed.register(cmd)
 	unused := []string{"rm", "keep", "entrypoint", "name", "pull", "platform"}
 	for _, name := range unused {
 		_ = flags.MarkHidden(name)
 	}
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out sandbox.Opened, err error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Opened, err error) {
 		for _, name := range unused {
 			if cmd.Flags().Changed(name) {
 				return out, badFlag(name, "does not apply to a session")
 			}
 		}
-		switch opts.Record = sandbox.RecordMode(record); opts.Record {
-		case "", sandbox.RecordManual, sandbox.RecordOnTurn:
+		switch opts.Record = viewing.RecordMode(record); opts.Record {
+		case "", viewing.RecordManual, viewing.RecordOnTurn:
 		default:
 			return out, badFlag("record", "%q is not manual or on-turn", record)
 		}
@@ -124,15 +126,15 @@ that name is used instead.`,
 			return out, err
 		}
 		return a.shortly(s)
-	}, func(o sandbox.Opened) error {
+	}, func(o durable.Opened) error {
 		return a.println(o.Session.Name)
 	})
 }
 
 // shortly describes an opened session and closes it.
-func (a sessionCommands) shortly(s *atoll.Session) (sandbox.Opened, error) {
+func (a sessionCommands) shortly(s *atoll.Session) (durable.Opened, error) {
 	receipt := s.Receipt()
-	return sandbox.Opened{Session: s.Info(), Receipt: &receipt}, s.Close()
+	return durable.Opened{Session: s.Info(), Receipt: &receipt}, s.Close()
 }
 
 func (a sessionCommands) attachCmd() *cobra.Command {
@@ -145,7 +147,7 @@ was, and what was lost. With --hold it then keeps the sandbox until it is interr
 		Example: `  atoll session attach notes`,
 	}
 	cmd.Flags().BoolVar(&hold, "hold", false, "keep the sandbox until this command is interrupted")
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out sandbox.Opened, err error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Opened, err error) {
 		s, err := c.Sessions().Attach(ctx, args[0], atoll.SessionOptions{})
 		if err != nil {
 			return out, err
@@ -156,7 +158,7 @@ was, and what was lost. With --hold it then keeps the sandbox until it is interr
 			<-ctx.Done()
 		}
 		return a.shortly(s)
-	}, func(o sandbox.Opened) error {
+	}, func(o durable.Opened) error {
 		return a.println(outcome(o.Session.Name, o.Receipt))
 	})
 }
@@ -235,13 +237,13 @@ files of the sandbox. The sandbox goes on. The daemon does the same before it re
 the sandbox.`,
 		Example: `  atoll session save notes`,
 	}
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out sandbox.Saved, err error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Saved, err error) {
 		s, err := c.Sessions().Get(ctx, args[0])
 		if err != nil {
 			return out, err
 		}
 		return s.Save(ctx)
-	}, func(s sandbox.Saved) error {
+	}, func(s durable.Saved) error {
 		for _, w := range s.Workspaces {
 			if err := a.printf("%s@%s\n", w.Name, w.Version); err != nil {
 				return err
@@ -273,7 +275,7 @@ the envelope names by its digest. Any daemon rebuilds the session from both.`,
 		if err != nil {
 			return err
 		}
-		var e sandbox.Envelope
+		var e durable.Envelope
 		if archive == "" {
 			e, err = s.Envelope(ctx)
 		} else {
@@ -289,10 +291,10 @@ the envelope names by its digest. Any daemon rebuilds the session from both.`,
 
 // writeArchive writes the archive of a session to a new file, which only its
 // owner can read. Nothing is left of one that is not complete.
-func writeArchive(ctx context.Context, s *atoll.Session, name string) (sandbox.Envelope, error) {
+func writeArchive(ctx context.Context, s *atoll.Session, name string) (durable.Envelope, error) {
 	f, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
-		return sandbox.Envelope{}, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: name, Message: "cannot be made", Cause: err}
+		return durable.Envelope{}, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: name, Message: "cannot be made", Cause: err}
 	}
 	e, err := s.Archive(ctx, f)
 	if err = errors.Join(err, f.Close()); err != nil {
@@ -304,7 +306,7 @@ func writeArchive(ctx context.Context, s *atoll.Session, name string) (sandbox.E
 // maxEnvelope limits the size of an envelope.
 const maxEnvelope = 4 << 20
 
-func (a sessionCommands) readEnvelope(name string) (e sandbox.Envelope, err error) {
+func (a sessionCommands) readEnvelope(name string) (e durable.Envelope, err error) {
 	in := a.Stdin
 	if name != "-" {
 		f, err := os.Open(name)
@@ -343,7 +345,7 @@ with the files in it, if that is gone or cannot be reached from this daemon.`,
 	cmd.Flags().StringVar(&opts.Name, "name", "", "name of the session, if it is a new one")
 	cmd.Flags().StringVar(&archive, "archive", "", "file that was written with the envelope")
 	cmd.Flags().StringVar(&opts.Provider, "provider", "", "provider of a sandbox that is rebuilt (default: that of the envelope)")
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out sandbox.Opened, err error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Opened, err error) {
 		e, err := a.readEnvelope(args[0])
 		if err != nil {
 			return out, err
@@ -353,12 +355,12 @@ with the files in it, if that is gone or cannot be reached from this daemon.`,
 			return out, err
 		}
 		return a.shortly(s)
-	}, func(o sandbox.Opened) error {
+	}, func(o durable.Opened) error {
 		return a.println(outcome(o.Session.Name, o.Receipt))
 	})
 }
 
-func resumed(ctx context.Context, c *atoll.Client, e sandbox.Envelope, archive string, opts atoll.SessionOptions) (*atoll.Session, error) {
+func resumed(ctx context.Context, c *atoll.Client, e durable.Envelope, archive string, opts atoll.SessionOptions) (*atoll.Session, error) {
 	if archive == "" {
 		return c.Sessions().Resume(ctx, e, opts)
 	}
@@ -379,18 +381,18 @@ is there, and nobody has used it since IDLE; draining: what is in it is being sa
 paused: it was kept for the next use; cold: there is none, and the next use makes one.`,
 	}
 	cmd.Flags().StringArrayVarP(&filters, "label", "l", nil, "only those with this label, KEY=VALUE; may be repeated")
-	return daemonList(a.App, cmd, "NAME STATE PROVIDER EPOCH HOLDERS IDLE WORKSPACE CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Session, error) {
+	return daemonList(a.App, cmd, "NAME STATE PROVIDER EPOCH HOLDERS IDLE WORKSPACE CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.Session, error) {
 		wanted, err := labels(nil, filters)
 		if err != nil {
 			return nil, err
 		}
 		return c.Sessions().List(ctx, wanted)
-	}, func(s sandbox.Session) []string {
+	}, func(s durable.Session) []string {
 		names := make([]string, 0, len(s.Spec.Workspaces))
 		for _, w := range s.Spec.Workspaces {
 			names = append(names, w.Name)
 		}
-		l, idle := cmp.Or(s.Lease, &sandbox.LeaseInfo{}), "-"
+		l, idle := cmp.Or(s.Lease, &durable.LeaseInfo{}), "-"
 		if !l.Idle.IsZero() {
 			idle = ago(l.Idle)
 		}
@@ -402,7 +404,7 @@ paused: it was kept for the next use; cold: there is none, and the next use make
 
 // leaseWord says what a person wants to know of a lease: whether there is a
 // sandbox, and whether somebody uses it.
-func leaseWord(l *sandbox.LeaseInfo, now time.Time) string {
+func leaseWord(l *durable.LeaseInfo, now time.Time) string {
 	switch {
 	case l.State == "draining" && !l.Idle.IsZero() && now.Before(l.Expires):
 		return "idle" // it waits for a holder
@@ -428,7 +430,7 @@ lost. It does not show the values of environment variables.`,
 		Example: `  atoll session inspect notes`,
 	}
 	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
-		all := []sandbox.Session{}
+		all := []durable.Session{}
 		var failed []error
 		for _, name := range args {
 			s, err := c.Sessions().Get(ctx, name)
@@ -468,7 +470,7 @@ A sandbox that is stopped or paused on disk does not count.`,
 	cmd.Flags().StringVar(&from, "from", "", "not before this time, or this long ago, such as 2026-01-31 or 30d")
 	cmd.Flags().StringVar(&to, "to", "", "before this time (default: now)")
 	completeFlag(cmd, "by", "label:", "group", "provider")
-	return daemonList(a.App, cmd, "VALUE SECONDS", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.SessionUsage, error) {
+	return daemonList(a.App, cmd, "VALUE SECONDS", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.SessionUsage, error) {
 		since, err := parseTime("from", from)
 		if err != nil {
 			return nil, err
@@ -478,7 +480,7 @@ A sandbox that is stopped or paused on disk does not count.`,
 			return nil, err
 		}
 		return c.Sessions().Usage(ctx, by, since, until)
-	}, func(u sandbox.SessionUsage) []string {
+	}, func(u durable.SessionUsage) []string {
 		return []string{orDash(u.Value), strconv.FormatFloat(u.Warm.Seconds(), 'f', 1, 64)}
 	})
 }

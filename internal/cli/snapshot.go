@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // snapshotCommands are atoll snapshot.
@@ -22,7 +22,7 @@ func (a snapshotCommands) snapshotCmd() *cobra.Command {
 }
 
 func (a snapshotCommands) snapshotCreateCmd() *cobra.Command {
-	var opts sandbox.SnapshotRequest
+	var opts durable.SnapshotRequest
 	var labelList []string
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -82,7 +82,7 @@ func (a snapshotCommands) snapshotListCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		all := []sandbox.Snapshot{}
+		all := []durable.Snapshot{}
 		for s, err := range c.Snapshots(ctx, wanted) {
 			if err != nil {
 				return err
@@ -94,7 +94,7 @@ func (a snapshotCommands) snapshotListCmd() *cobra.Command {
 	return cmd
 }
 
-func (a snapshotCommands) showSnapshots(all []sandbox.Snapshot, asJSON, quiet bool) error {
+func (a snapshotCommands) showSnapshots(all []durable.Snapshot, asJSON, quiet bool) error {
 	if asJSON {
 		return a.printJSON(all)
 	}
@@ -124,11 +124,11 @@ func (a snapshotCommands) showSnapshots(all []sandbox.Snapshot, asJSON, quiet bo
 }
 
 // stored returns a snapshot's size in the blob store.
-func stored(s *sandbox.Snapshot) string {
+func stored(s *durable.Snapshot) string {
 	switch {
 	case s.Saved:
 		return units.BytesSize(float64(s.Stored))
-	case s.Problem == sandbox.ProblemKept:
+	case s.Problem == durable.ProblemKept:
 		return "(at the provider)"
 	case s.Problem != "":
 		return "(failed)"
@@ -143,7 +143,7 @@ func (a snapshotCommands) snapshotInspectCmd() *cobra.Command {
 		Use: "inspect SNAPSHOT...", Short: "Show snapshots in detail, as JSON", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeOf(snapshotNames),
 		Example: `  atoll snapshot inspect before`,
 		RunE: a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
-			all := make([]sandbox.Snapshot, len(args))
+			all := make([]durable.Snapshot, len(args))
 			var err error
 			for i, name := range args {
 				if all[i], err = c.GetSnapshot(ctx, name); err != nil {
@@ -185,7 +185,7 @@ func (a snapshotCommands) snapshotPruneCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.showSnapshots(append([]sandbox.Snapshot{}, removed...), asJSON, !asJSON)
+		return a.showSnapshots(append([]durable.Snapshot{}, removed...), asJSON, !asJSON)
 	})
 	return cmd
 }

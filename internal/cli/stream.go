@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // streamCommands are atoll stream and atoll desktop.
@@ -54,11 +55,11 @@ func (f *linkFlags) used(cmd *cobra.Command) string {
 type pageLink struct {
 	URL     string          `json:"url"`
 	Expires time.Time       `json:"expires"` // of the link
-	Stream  *sandbox.Stream `json:"stream,omitempty"`
+	Stream  *viewing.Stream `json:"stream,omitempty"`
 }
 
 // openStream opens a stream of a sandbox in the browser.
-func (a *App) openStream(ctx context.Context, name string, n sandbox.NewStream, f *linkFlags) error {
+func (a *App) openStream(ctx context.Context, name string, n viewing.NewStream, f *linkFlags) error {
 	if f.ttl < time.Second || f.ttl > maxTTL {
 		return badFlag("ttl", "is not between 1s and 24h")
 	}
@@ -128,7 +129,7 @@ the VNC server that listens on a port, and starts nothing.`,
 	link.register(cmd)
 	cmd.Flags().StringVar(&port, "port", "", "port of a VNC server in the sandbox (default: the desktop, which is started)")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) (err error) {
-		n := sandbox.NewStream{Kind: "desktop"}
+		n := viewing.NewStream{Kind: "desktop"}
 		if port != "" {
 			if n.Port, err = parsePort(port); err != nil {
 				return err

@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // templateCommands are atoll template.
@@ -87,7 +88,7 @@ in them; atoll inspect tells which.`,
 }
 
 // build sends the files of a directory to the daemon, which builds.
-func (a templateCommands) build(ctx context.Context, dir string, opts atoll.BuildOptions) (t sandbox.Template, err error) {
+func (a templateCommands) build(ctx context.Context, dir string, opts atoll.BuildOptions) (t durable.Template, err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return t, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Subject: dir, Message: "cannot be read as a directory", Cause: err}
@@ -109,7 +110,7 @@ func (a templateCommands) build(ctx context.Context, dir string, opts atoll.Buil
 }
 
 // showBuild writes messages of a build to standard error.
-func (a templateCommands) showBuild(e sandbox.BuildEvent) {
+func (a templateCommands) showBuild(e durable.BuildEvent) {
 	switch {
 	case e.Output:
 		text := strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(e.Text) // progress, line by line
@@ -123,9 +124,9 @@ func (a templateCommands) showBuild(e sandbox.BuildEvent) {
 
 func (a templateCommands) templateListCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "ls", Short: "List templates", Args: cobra.NoArgs, Example: `  atoll template ls --json`}
-	return daemonList(a.App, cmd, "NAME TAG IMAGE SIZE VISIBILITY CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Template, error) {
+	return daemonList(a.App, cmd, "NAME TAG IMAGE SIZE VISIBILITY CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.Template, error) {
 		return c.Templates(ctx)
-	}, func(t sandbox.Template) []string {
+	}, func(t durable.Template) []string {
 		return []string{t.Name, t.Tag, short(t.Image), units.BytesSize(float64(t.Size)), visibility(t.Public), ago(t.Created)}
 	})
 }
@@ -187,7 +188,7 @@ sandboxes, and what they built from the template, stay.`,
 	}, (*atoll.Client).UnpublishTemplate)
 }
 
-func (a templateCommands) visibilityCmd(cmd *cobra.Command, set func(*atoll.Client, context.Context, string) (sandbox.Visibility, error)) *cobra.Command {
+func (a templateCommands) visibilityCmd(cmd *cobra.Command, set func(*atoll.Client, context.Context, string) (durable.Visibility, error)) *cobra.Command {
 	var asJSON bool
 	cmd.Args, cmd.ValidArgsFunction = cobra.ExactArgs(1), a.completeOf(templateBareNames)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")

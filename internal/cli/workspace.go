@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // workspaceFlags say which workspaces a new sandbox gets.
@@ -83,7 +84,7 @@ it, or any number can read it.`,
 func bytesText(n int64) string { return units.BytesSize(float64(n)) }
 
 func (a workspaceCommands) workspaceCreateCmd() *cobra.Command {
-	var opts sandbox.NewWorkspace
+	var opts durable.NewWorkspace
 	var most sizeFlag
 	cmd := &cobra.Command{
 		Use: "create [flags] NAME", Short: "Make an empty workspace", Args: cobra.ExactArgs(1),
@@ -96,13 +97,13 @@ history, and removing the workspace does not change the bucket.`,
 	cmd.Flags().BoolVar(&opts.Encrypted, "encrypt", false, "encrypt what is stored with a key of the daemon")
 	cmd.Flags().StringVar(&opts.Bucket, "bucket", "", "the workspace is this bucket of an S3 service, under the name it was given by atoll up --bucket; it has no versions")
 	cmd.Flags().Var(&most, "max-size", "size limit of one version, in bytes; larger versions are not saved")
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.Workspace, error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.Workspace, error) {
 		opts.Name, opts.MaxBytes = args[0], int64(most)
 		return c.CreateWorkspace(ctx, opts)
-	}, func(w sandbox.Workspace) error { return a.printf("%s\n", w.Name) })
+	}, func(w durable.Workspace) error { return a.printf("%s\n", w.Name) })
 }
 
-func attachedText(w sandbox.Workspace) string {
+func attachedText(w durable.Workspace) string {
 	var all []string
 	for _, at := range w.Attached {
 		all = append(all, fmt.Sprintf("%s (%s)", at.Sandbox, at.Mode))
@@ -115,9 +116,9 @@ func attachedText(w sandbox.Workspace) string {
 
 func (a workspaceCommands) workspaceListCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "ls", Short: "List workspaces", Args: cobra.NoArgs, Example: `  atoll workspace ls`}
-	return daemonList(a.App, cmd, "NAME STATE ATTACHED CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]sandbox.Workspace, error) {
+	return daemonList(a.App, cmd, "NAME STATE ATTACHED CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.Workspace, error) {
 		return c.Workspaces(ctx)
-	}, func(w sandbox.Workspace) []string {
+	}, func(w durable.Workspace) []string {
 		state := "ok"
 		if w.Problem != "" {
 			state = "unsaved"
@@ -128,9 +129,9 @@ func (a workspaceCommands) workspaceListCmd() *cobra.Command {
 
 func (a workspaceCommands) workspaceInspectCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "inspect NAME", Short: "Show a workspace", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(workspaceNames), Example: `  atoll workspace inspect notes`}
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.Workspace, error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.Workspace, error) {
 		return c.Workspace(ctx, args[0])
-	}, func(w sandbox.Workspace) error {
+	}, func(w durable.Workspace) error {
 		rows := [][]string{
 			{"name", w.Name}, {"created", ago(w.Created)}, {"encrypted", strconv.FormatBool(w.Encrypted)}, {"attached", attachedText(w)},
 		}
@@ -154,9 +155,9 @@ func (a workspaceCommands) workspaceHistoryCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "history NAME", Short: "List the versions of a workspace, newest first", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(workspaceNames), Example: `  atoll workspace history notes`,
 	}
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]sandbox.WorkspaceVersion, error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]durable.WorkspaceVersion, error) {
 		return c.WorkspaceVersions(ctx, args[0])
-	}, func(all []sandbox.WorkspaceVersion) error {
+	}, func(all []durable.WorkspaceVersion) error {
 		rows := make([][]string, len(all))
 		for i, v := range all {
 			rows[len(all)-1-i] = []string{strconv.Itoa(v.Number), ago(v.Created), strconv.FormatInt(v.Files, 10), bytesText(v.Bytes), bytesText(v.Added), v.Note}
@@ -182,7 +183,7 @@ D removed, M modified, and T touched (another mode, owner, time or attribute).`,
 		Example: `  atoll workspace diff notes 1`,
 	}
 	type diff struct {
-		Changes []sandbox.WorkspaceChange `json:"changes"`
+		Changes []durable.WorkspaceChange `json:"changes"`
 		More    bool                      `json:"more,omitempty"`
 	}
 	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (d diff, err error) {
@@ -217,16 +218,16 @@ stay in the history.`,
 		Example: `  atoll workspace restore notes 1`,
 	}
 	cmd.Flags().StringVar(&note, "note", "", "kept with the new version (default: where it is from)")
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceVersion, error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspaceVersion, error) {
 		n, err := versionArg(args[1])
 		if err != nil {
-			return sandbox.WorkspaceVersion{}, err
+			return durable.WorkspaceVersion{}, err
 		}
 		if note == "" {
 			note = fmt.Sprintf("version %d restored", n)
 		}
 		return c.RestoreWorkspace(ctx, args[0], n, note)
-	}, func(v sandbox.WorkspaceVersion) error { return a.printf("version %d\n", v.Number) })
+	}, func(v durable.WorkspaceVersion) error { return a.printf("version %d\n", v.Number) })
 }
 
 func (a workspaceCommands) workspacePersistCmd() *cobra.Command {
@@ -239,9 +240,9 @@ anyway.`,
 		Example: `  atoll workspace persist --note "before the upgrade" notes`,
 	}
 	cmd.Flags().StringVar(&note, "note", "", "kept with the version")
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceVersion, error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspaceVersion, error) {
 		return c.PersistWorkspace(ctx, args[0], note)
-	}, func(v sandbox.WorkspaceVersion) error { return a.printf("version %d\n", v.Number) })
+	}, func(v durable.WorkspaceVersion) error { return a.printf("version %d\n", v.Number) })
 }
 
 func (a workspaceCommands) workspacePruneCmd() *cobra.Command {
@@ -256,10 +257,10 @@ data.`,
 	}
 	cmd.Flags().IntVar(&keep.Last, "keep-last", 0, "keep this many of the newest")
 	cmd.Flags().Var(&within, "keep-within", "keep all that are newer than this, such as 720h")
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspacePruned, error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspacePruned, error) {
 		keep.Within = time.Duration(within)
 		return c.PruneWorkspace(ctx, args[0], keep)
-	}, func(p sandbox.WorkspacePruned) error {
+	}, func(p durable.WorkspacePruned) error {
 		return a.printf("%d versions forgotten, %s freed\n", len(p.Versions), bytesText(max(0, p.Freed)))
 	})
 }
@@ -271,9 +272,9 @@ func (a workspaceCommands) workspaceVerifyCmd() *cobra.Command {
 		Example: `  atoll workspace verify --deep notes`,
 	}
 	cmd.Flags().BoolVar(&deep, "deep", false, "read and check all stored data")
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (sandbox.WorkspaceReport, error) {
+	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspaceReport, error) {
 		return c.VerifyWorkspace(ctx, args[0], deep)
-	}, func(r sandbox.WorkspaceReport) error {
+	}, func(r durable.WorkspaceReport) error {
 		return a.printf("%d versions in %d chunks, %s: complete\n", r.Versions, r.Chunks, bytesText(r.Bytes))
 	})
 }

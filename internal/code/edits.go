@@ -8,7 +8,7 @@ import (
 
 	"github.com/bluekeyes/go-gitdiff/gitdiff"
 
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 // parseUnified reads a unified diff.
@@ -34,21 +34,21 @@ func unified(f *gitdiff.File, text string) (e edit, err error) {
 	if f.OldMode == 0 && f.NewMode == 0 && !f.IsRename && !f.IsCopy {
 		before, after = unprefixed(f, text)
 	}
-	e = edit{status: sandbox.GitModified, path: after}
+	e = edit{status: coding.GitModified, path: after}
 	switch {
 	case f.IsNew:
-		e.status = sandbox.GitAdded
+		e.status = coding.GitAdded
 	case f.IsDelete:
-		e.status, e.path = sandbox.GitDeleted, before
+		e.status, e.path = coding.GitDeleted, before
 	case f.IsRename:
-		e.status, e.from = sandbox.GitRenamed, before
+		e.status, e.from = coding.GitRenamed, before
 	case f.IsCopy:
-		e.status, e.from = sandbox.GitCopied, before
+		e.status, e.from = coding.GitCopied, before
 	}
 	if kind := f.NewMode &^ 0o7777; kind != 0 && kind != 0o100000 {
 		return e, fmt.Errorf("%s is a link or a submodule, which a patch cannot change", e.path)
 	}
-	if e.mode = uint32(f.NewMode & 0o777); e.status == sandbox.GitModified && f.OldMode == f.NewMode {
+	if e.mode = uint32(f.NewMode & 0o777); e.status == coding.GitModified && f.OldMode == f.NewMode {
 		e.mode = 0
 	}
 	if f.IsBinary && f.BinaryFragment == nil {
@@ -61,7 +61,7 @@ func unified(f *gitdiff.File, text string) (e edit, err error) {
 			return out.Bytes(), 0, 0, err
 		}
 		content, added, deleted, err := applyFragments(old, f.TextFragments)
-		if err == nil && e.status == sandbox.GitDeleted && len(content) > 0 {
+		if err == nil && e.status == coding.GitDeleted && len(content) > 0 {
 			err = errors.New("has more content than the patch removes")
 		}
 		return content, added, deleted, err
@@ -276,7 +276,7 @@ func parseEnvelope(text string) (edits []edit, err error) {
 		if name, ok := strings.CutPrefix(head, addFile); ok {
 			e, err = addition(name, block)
 		} else if name, ok := strings.CutPrefix(head, deleteFile); ok {
-			e = edit{status: sandbox.GitDeleted, path: name, apply: func(old []byte) ([]byte, int, int, error) { return nil, 0, len(split(old).all), nil }}
+			e = edit{status: coding.GitDeleted, path: name, apply: func(old []byte) ([]byte, int, int, error) { return nil, 0, len(split(old).all), nil }}
 		} else if name, ok := strings.CutPrefix(head, updateFile); ok {
 			e, err = update(name, block)
 		} else if strings.TrimSpace(head) != "" {
@@ -301,16 +301,16 @@ func addition(name string, block []string) (edit, error) {
 		}
 		content.WriteString(text + "\n")
 	}
-	return edit{status: sandbox.GitAdded, path: name, apply: func([]byte) ([]byte, int, int, error) {
+	return edit{status: coding.GitAdded, path: name, apply: func([]byte) ([]byte, int, int, error) {
 		return []byte(content.String()), len(block), 0, nil
 	}}, nil
 }
 
 func update(name string, block []string) (edit, error) {
-	e := edit{status: sandbox.GitModified, path: name}
+	e := edit{status: coding.GitModified, path: name}
 	if len(block) > 0 {
 		if to, ok := strings.CutPrefix(block[0], moveTo); ok {
-			e.status, e.from, e.path, block = sandbox.GitRenamed, name, to, block[1:]
+			e.status, e.from, e.path, block = coding.GitRenamed, name, to, block[1:]
 		}
 	}
 	var sections []section

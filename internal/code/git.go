@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 // Bounds of requests and their defaults.
@@ -28,18 +29,18 @@ var statusArgs = []string{"status", "--porcelain=v2", "--branch", "-z", "--untra
 
 // Status returns the state of the repository that a directory is in. An empty
 // directory is the working directory of the sandbox.
-func (s *Service) Status(ctx context.Context, ref, dir string) (out sandbox.GitStatus, err error) {
+func (s *Service) Status(ctx context.Context, ref, dir string) (out coding.GitStatus, err error) {
 	err = s.git(ctx, ref, dir, func(ctx context.Context, r *repo) error {
 		var root string
 		err := r.git(ctx, text(&root, maxToken), "rev-parse", "--show-toplevel")
 		if f := (*failed)(nil); errors.As(err, &f) && !unborn(f) {
-			out.Files = []sandbox.GitFileStatus{}
+			out.Files = []coding.GitFileStatus{}
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		var got *sandbox.GitStatus
+		var got *coding.GitStatus
 		err = r.git(ctx, func(in io.Reader) (err error) {
 			got, err = parseStatus(in)
 			return err
@@ -63,7 +64,7 @@ func text(into *string, most int64) func(io.Reader) error {
 }
 
 // Diff returns a difference.
-func (s *Service) Diff(ctx context.Context, ref, dir string, opts sandbox.GitDiffOptions) (out sandbox.GitDiff, err error) {
+func (s *Service) Diff(ctx context.Context, ref, dir string, opts coding.GitDiffOptions) (out coding.GitDiff, err error) {
 	switch {
 	case opts.Context > maxContext:
 		return out, invalid(gitOp, "context", "is more than %d", maxContext)
@@ -104,11 +105,11 @@ func diffArgs(command string, context int) []string {
 	}
 }
 
-func (r *repo) diff(ctx context.Context, most int, out *sandbox.GitDiff, args []string) error {
+func (r *repo) diff(ctx context.Context, most int, out *coding.GitDiff, args []string) error {
 	return r.run(ctx, program(args...), "", differenceOf(most, out))
 }
 
-func differenceOf(most int, out *sandbox.GitDiff) func(io.Reader) error {
+func differenceOf(most int, out *coding.GitDiff) func(io.Reader) error {
 	return func(in io.Reader) error {
 		got, err := parseDiff(in, diffLimits{file: cmp.Or(most, defaultFileBytes), all: maxHunks})
 		if got != nil {
@@ -130,7 +131,7 @@ g --literal-pathspecs add --intent-to-add --ignore-errors --pathspec-from-file=-
 g "$@"`
 
 // worktree compares the working tree with something. Untracked files are new.
-func (r *repo) worktree(ctx context.Context, most int, out *sandbox.GitDiff, args, paths []string) error {
+func (r *repo) worktree(ctx context.Context, most int, out *coding.GitDiff, args, paths []string) error {
 	var names strings.Builder
 	count, more := 0, false
 	err := r.git(ctx, func(in io.Reader) error {
@@ -162,7 +163,7 @@ func (r *repo) worktree(ctx context.Context, most int, out *sandbox.GitDiff, arg
 }
 
 // Log returns commits, latest first.
-func (s *Service) Log(ctx context.Context, ref, dir string, opts sandbox.GitLogOptions) (out sandbox.GitLog, err error) {
+func (s *Service) Log(ctx context.Context, ref, dir string, opts coding.GitLogOptions) (out coding.GitLog, err error) {
 	if opts.Max < 0 || opts.Max > maxCommits || opts.Skip < 0 {
 		return out, invalid(gitOp, "max", "is not between 0 and %d, or skip is negative", maxCommits)
 	}
@@ -180,12 +181,12 @@ func (s *Service) Log(ctx context.Context, ref, dir string, opts sandbox.GitLogO
 		err = nil
 	}
 	if out.Commits == nil {
-		out.Commits = []sandbox.GitCommit{}
+		out.Commits = []coding.GitCommit{}
 	}
 	return out, told(err)
 }
 
-func (r *repo) log(ctx context.Context, opts sandbox.GitLogOptions) (out sandbox.GitLog, err error) {
+func (r *repo) log(ctx context.Context, opts coding.GitLogOptions) (out coding.GitLog, err error) {
 	most := cmp.Or(opts.Max, defaultCommits)
 	args := []string{"log", "-z", logFormat, "--decorate=full", "--no-color", "--max-count=" + strconv.Itoa(most+1), "--skip=" + strconv.Itoa(opts.Skip), cmp.Or(opts.Rev, "HEAD"), "--"}
 	err = r.git(ctx, func(in io.Reader) (err error) {
@@ -197,7 +198,7 @@ func (r *repo) log(ctx context.Context, opts sandbox.GitLogOptions) (out sandbox
 
 // Show returns a commit with its difference from its first parent, or with a
 // file as it was then, of at most so many bytes.
-func (s *Service) Show(ctx context.Context, ref, dir, rev, file string, most int64) (out sandbox.GitShow, err error) {
+func (s *Service) Show(ctx context.Context, ref, dir, rev, file string, most int64) (out coding.GitShow, err error) {
 	if err := revision("rev", rev); err != nil {
 		return out, err
 	}
@@ -210,7 +211,7 @@ func (s *Service) Show(ctx context.Context, ref, dir, rev, file string, most int
 		}
 	}
 	err = s.git(ctx, ref, dir, func(ctx context.Context, r *repo) error {
-		log, err := r.log(ctx, sandbox.GitLogOptions{Rev: rev, Max: 1})
+		log, err := r.log(ctx, coding.GitLogOptions{Rev: rev, Max: 1})
 		if err != nil {
 			return err
 		}
@@ -226,14 +227,14 @@ func (s *Service) Show(ctx context.Context, ref, dir, rev, file string, most int
 		if len(out.Commit.Parents) > 0 {
 			args = append(args, out.Commit.Parents[0])
 		}
-		out.Diff = &sandbox.GitDiff{}
+		out.Diff = &coding.GitDiff{}
 		return r.diff(ctx, min(int(most), maxFileBytes), out.Diff, append(args, out.Commit.SHA, "--"))
 	})
 	return out, told(err)
 }
 
 // blob reads a file of a commit, named relative to the directory.
-func (r *repo) blob(ctx context.Context, sha, file string, most int64) (*sandbox.GitBlob, error) {
+func (r *repo) blob(ctx context.Context, sha, file string, most int64) (*coding.GitBlob, error) {
 	object := sha + ":./" + file
 	var size, content string
 	if err := r.git(ctx, text(&size, 64), "cat-file", "-s", object); err != nil {
@@ -249,12 +250,12 @@ func (r *repo) blob(ctx context.Context, sha, file string, most int64) (*sandbox
 		return nil, err
 	}
 	n := int64(number(strings.TrimSpace(size)))
-	return &sandbox.GitBlob{Content: []byte(content), Size: n, Truncated: int64(len(content)) < n}, nil
+	return &coding.GitBlob{Content: []byte(content), Size: n, Truncated: int64(len(content)) < n}, nil
 }
 
 // Blame says which commits the lines of a file are from: of all lines, or of
 // those from first to last.
-func (s *Service) Blame(ctx context.Context, ref, dir, rev, file string, first, last int) (out sandbox.GitBlame, err error) {
+func (s *Service) Blame(ctx context.Context, ref, dir, rev, file string, first, last int) (out coding.GitBlame, err error) {
 	if err := revision("rev", rev); err != nil {
 		return out, err
 	}
@@ -276,7 +277,7 @@ func (s *Service) Blame(ctx context.Context, ref, dir, rev, file string, first, 
 		if rev != "" {
 			args = append(args, rev)
 		}
-		var got *sandbox.GitBlame
+		var got *coding.GitBlame
 		err := r.git(ctx, func(in io.Reader) (err error) {
 			got, err = parseBlame(in, maxBlameLines, maxBlame)
 			return err

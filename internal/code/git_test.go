@@ -10,16 +10,17 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 // worktree is the difference of the working tree of a repository.
-func worktree(t *testing.T, r *repo) map[string]sandbox.GitFileDiff {
+func worktree(t *testing.T, r *repo) map[string]coding.GitFileDiff {
 	t.Helper()
-	var d sandbox.GitDiff
+	var d coding.GitDiff
 	if err := r.worktree(t.Context(), 0, &d, append(diffArgs("diff", 0), "--ours", "--"), nil); err != nil {
 		t.Fatal(err)
 	}
-	out := map[string]sandbox.GitFileDiff{}
+	out := map[string]coding.GitFileDiff{}
 	for _, f := range d.Files {
 		out[f.Path] = f
 	}
@@ -29,7 +30,7 @@ func worktree(t *testing.T, r *repo) map[string]sandbox.GitFileDiff {
 	return out
 }
 
-func status(t *testing.T, r *repo) (out *sandbox.GitStatus) {
+func status(t *testing.T, r *repo) (out *coding.GitStatus) {
 	t.Helper()
 	err := r.git(t.Context(), func(in io.Reader) (err error) {
 		out, err = parseStatus(in)
@@ -46,17 +47,17 @@ func status(t *testing.T, r *repo) (out *sandbox.GitStatus) {
 func TestStatusOfRealRepositories(t *testing.T) {
 	t.Parallel()
 	r := repository(t, "echo x >new; touch '? odd'")
-	if s := status(t, r); s.Head != "main" || s.Commit != "" || len(s.Files) != 2 || s.Files[0] != (sandbox.GitFileStatus{Path: "? odd", Worktree: sandbox.GitUntracked}) {
+	if s := status(t, r); s.Head != "main" || s.Commit != "" || len(s.Files) != 2 || s.Files[0] != (coding.GitFileStatus{Path: "? odd", Worktree: coding.GitUntracked}) {
 		t.Errorf("without a commit: %+v", s)
 	}
 	inside(t, r.dir, `printf '1\n2\n3\n4\n' >old; echo x >"with space"; printf x >"$(printf 'line\nend\377"')"; git add -A; git commit -qm one
 git checkout -qb side; echo side >"with space"; git commit -qam side; git checkout -q main; echo main >"with space"; git commit -qam main
 git mv old moved; chmod +x new; rm "$(printf 'line\nend\377"')"; git merge side || true`)
 	s := status(t, r)
-	want := map[string]sandbox.GitFileStatus{
-		"moved":           {Path: "moved", OldPath: "old", Index: sandbox.GitRenamed},
-		"new":             {Path: "new", Worktree: sandbox.GitModified},
-		"line\nend\xff\"": {Path: "line\nend\xff\"", Worktree: sandbox.GitDeleted},
+	want := map[string]coding.GitFileStatus{
+		"moved":           {Path: "moved", OldPath: "old", Index: coding.GitRenamed},
+		"new":             {Path: "new", Worktree: coding.GitModified},
+		"line\nend\xff\"": {Path: "line\nend\xff\"", Worktree: coding.GitDeleted},
 	}
 	for _, f := range s.Files {
 		if w, ok := want[f.Path]; ok && f != w {
@@ -68,10 +69,10 @@ git mv old moved; chmod +x new; rm "$(printf 'line\nend\377"')"; git merge side 
 		t.Errorf("missing: %+v in %+v", want, s)
 	}
 	inside(t, r.dir, "git reset -q --hard; git merge side || true")
-	if s := status(t, r); len(s.Files) != 1 || s.Files[0] != (sandbox.GitFileStatus{Path: "with space", Index: sandbox.GitConflicted, Worktree: sandbox.GitConflicted, Conflicted: true}) {
+	if s := status(t, r); len(s.Files) != 1 || s.Files[0] != (coding.GitFileStatus{Path: "with space", Index: coding.GitConflicted, Worktree: coding.GitConflicted, Conflicted: true}) {
 		t.Errorf("conflict: %+v", s.Files)
 	}
-	if d := worktree(t, r)["with space"]; d.Status != sandbox.GitConflicted || len(d.Hunks) == 0 {
+	if d := worktree(t, r)["with space"]; d.Status != coding.GitConflicted || len(d.Hunks) == 0 {
 		t.Errorf("difference of a conflict: %+v", d)
 	}
 	inside(t, r.dir, "git reset -q --hard; git checkout -q --detach; git checkout -q -b tracked; git branch -q -u main; echo 1 >1; git add 1; git commit -qm ahead")
@@ -97,7 +98,7 @@ mkdir -p 'new dir'; echo 1 >'new dir/a "file"'; printf 'secret' >ignored; echo i
 	if after := listing(t, r.dir); after != before {
 		t.Errorf("looking changed the repository:\n%s\nnow\n%s", before, after)
 	}
-	check := func(name string, status sandbox.GitChange, added, deleted, hunks int) sandbox.GitFileDiff {
+	check := func(name string, status coding.GitChange, added, deleted, hunks int) coding.GitFileDiff {
 		t.Helper()
 		f, ok := d[name]
 		if !ok || f.Status != status || f.Additions != added || f.Deletions != deleted || len(f.Hunks) != hunks || f.Truncated {
@@ -105,8 +106,8 @@ mkdir -p 'new dir'; echo 1 >'new dir/a "file"'; printf 'secret' >ignored; echo i
 		}
 		return f
 	}
-	check("moved", sandbox.GitModified, 1, 0, 1) // the index has the rename
-	odd := check("odd", sandbox.GitModified, 2, 1, 1)
+	check("moved", coding.GitModified, 1, 0, 1) // the index has the rename
+	odd := check("odd", coding.GitModified, 2, 1, 1)
 	if len(odd.Hunks) > 0 {
 		text := ""
 		for _, l := range odd.Hunks[0].Lines {
@@ -116,24 +117,24 @@ mkdir -p 'new dir'; echo 1 >'new dir/a "file"'; printf 'secret' >ignored; echo i
 			t.Errorf("odd content: %s", text)
 		}
 	}
-	if f := check("bin.png", sandbox.GitModified, 0, 0, 0); !f.Binary || !f.Image {
+	if f := check("bin.png", coding.GitModified, 0, 0, 0); !f.Binary || !f.Image {
 		t.Errorf("binary: %+v", f)
 	}
-	if f := check("end", sandbox.GitModified, 1, 1, 1); len(f.Hunks) == 1 && (!f.Hunks[0].Lines[0].NoEnd || !f.Hunks[0].Lines[1].NoEnd || f.Hunks[0].Lines[1].NewNo != 1) {
+	if f := check("end", coding.GitModified, 1, 1, 1); len(f.Hunks) == 1 && (!f.Hunks[0].Lines[0].NoEnd || !f.Hunks[0].Lines[1].NoEnd || f.Hunks[0].Lines[1].NewNo != 1) {
 		t.Errorf("without an end: %+v", f.Hunks)
 	}
-	check("link", sandbox.GitTypeChange, 1, 1, 2)
-	if f := check("mode", sandbox.GitModified, 0, 0, 0); f.OldMode != "100644" || f.NewMode != "100755" {
+	check("link", coding.GitTypeChange, 1, 1, 2)
+	if f := check("mode", coding.GitModified, 0, 0, 0); f.OldMode != "100644" || f.NewMode != "100755" {
 		t.Errorf("mode: %+v", f)
 	}
-	check("gone", sandbox.GitDeleted, 0, 1, 1)
-	check(`new dir/a "file"`, sandbox.GitAdded, 1, 0, 1)
-	check(".gitignore", sandbox.GitAdded, 1, 0, 1)
+	check("gone", coding.GitDeleted, 0, 1, 1)
+	check(`new dir/a "file"`, coding.GitAdded, 1, 0, 1)
+	check(".gitignore", coding.GitAdded, 1, 0, 1)
 	if len(d) != 9 {
 		t.Errorf("%d files: %+v", len(d), d)
 	}
-	var staged sandbox.GitDiff
-	if err := r.diff(t.Context(), 0, &staged, append(diffArgs("diff", 0), "--cached", "--")); err != nil || len(staged.Files) != 1 || staged.Files[0].Status != sandbox.GitRenamed || staged.Files[0].OldPath != "old" {
+	var staged coding.GitDiff
+	if err := r.diff(t.Context(), 0, &staged, append(diffArgs("diff", 0), "--cached", "--")); err != nil || len(staged.Files) != 1 || staged.Files[0].Status != coding.GitRenamed || staged.Files[0].OldPath != "old" {
 		t.Errorf("staged: %+v, %v", staged, err)
 	}
 }
@@ -162,7 +163,7 @@ func TestCommitsOfRealRepositories(t *testing.T) {
 
 the body
 of it'; git tag v1; git checkout -qb side; echo 2 >b; git add b; git commit -qm side; git checkout -q main; echo 3 >c; git add c; git commit -qm third; git merge -q --no-edit side; git worktree add -q ../tree$$ side; echo ../tree$$ >.git/where`)
-	log, err := r.log(t.Context(), sandbox.GitLogOptions{})
+	log, err := r.log(t.Context(), coding.GitLogOptions{})
 	if err != nil || len(log.Commits) != 4 || log.More {
 		t.Fatal(log, err)
 	}
@@ -173,11 +174,11 @@ of it'; git tag v1; git checkout -qb side; echo 2 >b; git add b; git commit -qm 
 	if len(merge.Parents) != 2 || len(merge.Refs) != 1 || merge.Refs[0] != "refs/heads/main" {
 		t.Errorf("merge: %+v", merge)
 	}
-	if log, err := r.log(t.Context(), sandbox.GitLogOptions{Max: 2, Skip: 1}); err != nil || len(log.Commits) != 2 || !log.More {
+	if log, err := r.log(t.Context(), coding.GitLogOptions{Max: 2, Skip: 1}); err != nil || len(log.Commits) != 2 || !log.More {
 		t.Errorf("a part: %+v, %v", log, err)
 	}
-	var root sandbox.GitDiff
-	if err := r.diff(t.Context(), 0, &root, append(diffArgs("diff-tree", 0), "-r", "--root", "--no-commit-id", first.SHA, "--")); err != nil || len(root.Files) != 1 || root.Files[0].Status != sandbox.GitAdded || len(root.Files[0].Hunks) != 1 {
+	var root coding.GitDiff
+	if err := r.diff(t.Context(), 0, &root, append(diffArgs("diff-tree", 0), "-r", "--root", "--no-commit-id", first.SHA, "--")); err != nil || len(root.Files) != 1 || root.Files[0].Status != coding.GitAdded || len(root.Files[0].Hunks) != 1 {
 		t.Errorf("first commit: %+v, %v", root, err)
 	}
 	if b, err := r.blob(t.Context(), merge.SHA, "a", 1); err != nil || string(b.Content) != "1" || b.Size != 2 || !b.Truncated {
@@ -186,7 +187,7 @@ of it'; git tag v1; git checkout -qb side; echo 2 >b; git add b; git commit -qm 
 	if _, err := r.blob(t.Context(), merge.SHA, "missing", 1); sandbox.CodeOf(told(err)) != sandbox.CodeNotFound {
 		t.Errorf("missing: %v", err)
 	}
-	if _, err := r.log(t.Context(), sandbox.GitLogOptions{Rev: "nothing"}); sandbox.CodeOf(told(err)) != sandbox.CodeNotFound || !strings.Contains(told(err).Error(), "no such revision") {
+	if _, err := r.log(t.Context(), coding.GitLogOptions{Rev: "nothing"}); sandbox.CodeOf(told(err)) != sandbox.CodeNotFound || !strings.Contains(told(err).Error(), "no such revision") {
 		t.Errorf("no such revision: %v", told(err))
 	}
 	where, err := os.ReadFile(filepath.Join(r.dir, ".git/where"))
@@ -201,7 +202,7 @@ of it'; git tag v1; git checkout -qb side; echo 2 >b; git add b; git commit -qm 
 	if d := worktree(t, &repo{box: r.box, dir: filepath.Join(tree.dir, "deep")}); len(d) != 1 || d["deep/er/new"].Additions != 1 {
 		t.Errorf("difference in a directory of a worktree: %+v", d)
 	}
-	var blame *sandbox.GitBlame
+	var blame *coding.GitBlame
 	inside(t, r.dir, "echo later >>a")
 	err = r.git(t.Context(), func(in io.Reader) (err error) {
 		blame, err = parseBlame(in, 10, 1<<20)
@@ -211,12 +212,12 @@ of it'; git tag v1; git checkout -qb side; echo 2 >b; git add b; git commit -qm 
 		t.Errorf("blame: %+v, %v", blame, err)
 	}
 	empty := repository(t, "")
-	if _, err := empty.log(t.Context(), sandbox.GitLogOptions{}); !unborn(err) {
+	if _, err := empty.log(t.Context(), coding.GitLogOptions{}); !unborn(err) {
 		t.Errorf("without a commit: %v", err)
 	}
 	f := (*failed)(nil)
 	outside := &repo{box: r.box, dir: t.TempDir()}
-	if _, err := outside.log(t.Context(), sandbox.GitLogOptions{}); !errors.As(err, &f) || unborn(err) || sandbox.CodeOf(told(err)) != sandbox.CodeConflict {
+	if _, err := outside.log(t.Context(), coding.GitLogOptions{}); !errors.As(err, &f) || unborn(err) || sandbox.CodeOf(told(err)) != sandbox.CodeConflict {
 		t.Errorf("outside: %v", err)
 	}
 }
@@ -225,7 +226,7 @@ of it'; git tag v1; git checkout -qb side; echo 2 >b; git add b; git commit -qm 
 func TestLargeDifferencesAreTruncated(t *testing.T) {
 	t.Parallel()
 	r := repository(t, `seq 1000 >large; echo 1 >small; git add -A; git commit -qm one; seq 2000 3000 >large; echo 2 >small`)
-	var d sandbox.GitDiff
+	var d coding.GitDiff
 	if err := r.diff(t.Context(), 1000, &d, append(diffArgs("diff", 0), "--")); err != nil || len(d.Files) != 2 {
 		t.Fatal(d, err)
 	}

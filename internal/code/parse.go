@@ -15,6 +15,7 @@ import (
 	"github.com/bluekeyes/go-gitdiff/gitdiff"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 const (
@@ -79,14 +80,14 @@ func malformed(format string, args ...any) error {
 	return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: gitOp, Message: "the output of git cannot be read: " + fmt.Sprintf(format, args...)}
 }
 
-var changes = map[byte]sandbox.GitChange{
-	'.': sandbox.GitUnchanged, 'A': sandbox.GitAdded, 'M': sandbox.GitModified, 'D': sandbox.GitDeleted,
-	'R': sandbox.GitRenamed, 'C': sandbox.GitCopied, 'T': sandbox.GitTypeChange, 'U': sandbox.GitConflicted,
+var changes = map[byte]coding.GitChange{
+	'.': coding.GitUnchanged, 'A': coding.GitAdded, 'M': coding.GitModified, 'D': coding.GitDeleted,
+	'R': coding.GitRenamed, 'C': coding.GitCopied, 'T': coding.GitTypeChange, 'U': coding.GitConflicted,
 }
 
 // parseStatus reads the output of git status --porcelain=v2 --branch -z.
-func parseStatus(r io.Reader) (*sandbox.GitStatus, error) {
-	out := &sandbox.GitStatus{IsRepo: true, Files: []sandbox.GitFileStatus{}}
+func parseStatus(r io.Reader) (*coding.GitStatus, error) {
+	out := &coding.GitStatus{IsRepo: true, Files: []coding.GitFileStatus{}}
 	t := newTokens(r)
 	for {
 		line, ok := t.next()
@@ -109,7 +110,7 @@ func parseStatus(r io.Reader) (*sandbox.GitStatus, error) {
 	}
 }
 
-func branchHeader(out *sandbox.GitStatus, header string) {
+func branchHeader(out *coding.GitStatus, header string) {
 	name, value, _ := strings.Cut(header, " ")
 	switch name {
 	case "branch.oid":
@@ -140,7 +141,7 @@ func number(s string) int {
 	return int(n)
 }
 
-func statusLine(t *tokens, line string) (f sandbox.GitFileStatus, err error) {
+func statusLine(t *tokens, line string) (f coding.GitFileStatus, err error) {
 	kind, rest, _ := strings.Cut(line, " ")
 	fields := map[string]int{"1": 7, "2": 8, "u": 9, "?": 0, "!": 0}
 	n, known := fields[kind]
@@ -163,13 +164,13 @@ func statusLine(t *tokens, line string) (f sandbox.GitFileStatus, err error) {
 	}
 	switch kind {
 	case "?":
-		f.Worktree = sandbox.GitUntracked
+		f.Worktree = coding.GitUntracked
 		return f, nil
 	case "!":
-		f.Worktree = sandbox.GitIgnored
+		f.Worktree = coding.GitIgnored
 		return f, nil
 	case "u":
-		f.Index, f.Worktree, f.Conflicted = sandbox.GitConflicted, sandbox.GitConflicted, true
+		f.Index, f.Worktree, f.Conflicted = coding.GitConflicted, coding.GitConflicted, true
 		return f, nil
 	case "2":
 		if f.OldPath = t.must(); t.err != nil {
@@ -193,9 +194,9 @@ type diffLimits struct{ file, all int }
 
 // parseDiff reads the output of git diff --raw --numstat -z --patch: first all
 // files, then their counts, then their changes.
-func parseDiff(r io.Reader, most diffLimits) (*sandbox.GitDiff, error) {
+func parseDiff(r io.Reader, most diffLimits) (*coding.GitDiff, error) {
 	t := newTokens(io.LimitReader(r, maxOutput))
-	d := &differ{out: &sandbox.GitDiff{Files: []sandbox.GitFileDiff{}}, at: map[string]int{}, most: most, left: most.all}
+	d := &differ{out: &coding.GitDiff{Files: []coding.GitFileDiff{}}, at: map[string]int{}, most: most, left: most.all}
 	for {
 		field, ok := t.next()
 		switch {
@@ -216,7 +217,7 @@ func parseDiff(r io.Reader, most diffLimits) (*sandbox.GitDiff, error) {
 
 // differ reads a difference.
 type differ struct {
-	out  *sandbox.GitDiff
+	out  *coding.GitDiff
 	at   map[string]int // place of a file in out, by path
 	most diffLimits
 	left int // bytes of changes that there is room for
@@ -229,9 +230,9 @@ func (d *differ) raw(t *tokens, line string) {
 		t.err = malformed("a line of raw output has other fields: %.80q", line)
 		return
 	}
-	f := sandbox.GitFileDiff{Status: changes[fields[4][0]], OldMode: mode(fields[0]), NewMode: mode(fields[1]), Hunks: []sandbox.GitHunk{}}
+	f := coding.GitFileDiff{Status: changes[fields[4][0]], OldMode: mode(fields[0]), NewMode: mode(fields[1]), Hunks: []coding.GitHunk{}}
 	f.Path = t.must()
-	if f.Status == sandbox.GitRenamed || f.Status == sandbox.GitCopied {
+	if f.Status == coding.GitRenamed || f.Status == coding.GitCopied {
 		f.OldPath, f.Path = f.Path, t.must()
 	}
 	f.Image = slices.Contains(pictures, strings.ToLower(path.Ext(f.Path)))
@@ -240,7 +241,7 @@ func (d *differ) raw(t *tokens, line string) {
 	case t.err != nil:
 	case twice: // a conflicted file is there for its state and for its changes
 		d.out.Files[i].OldMode, d.out.Files[i].NewMode = f.OldMode, f.NewMode
-		if f.Status == sandbox.GitConflicted {
+		if f.Status == coding.GitConflicted {
 			d.out.Files[i].Status = f.Status
 		}
 	case len(d.out.Files) == maxFiles:
@@ -324,7 +325,7 @@ func (d *differ) file(section []byte, cut bool) {
 	}
 	f := &d.out.Files[i]
 	if cut || len(section) > d.left {
-		f.Truncated, f.Hunks = true, []sandbox.GitHunk{}
+		f.Truncated, f.Hunks = true, []coding.GitHunk{}
 		return
 	}
 	d.left -= len(section)
@@ -348,23 +349,23 @@ func nameOf(header []byte) string {
 	return files[0].NewName
 }
 
-func hunks(f *gitdiff.File) []sandbox.GitHunk {
-	var out []sandbox.GitHunk
+func hunks(f *gitdiff.File) []coding.GitHunk {
+	var out []coding.GitHunk
 	for _, t := range f.TextFragments {
-		h := sandbox.GitHunk{OldStart: int(t.OldPosition), OldLines: int(t.OldLines), NewStart: int(t.NewPosition), NewLines: int(t.NewLines), Header: t.Comment, Lines: []sandbox.GitLine{}}
+		h := coding.GitHunk{OldStart: int(t.OldPosition), OldLines: int(t.OldLines), NewStart: int(t.NewPosition), NewLines: int(t.NewLines), Header: t.Comment, Lines: []coding.GitLine{}}
 		before, after := h.OldStart, h.NewStart
 		for _, l := range t.Lines {
 			text, ended := strings.CutSuffix(l.Line, "\n")
-			line := sandbox.GitLine{Text: text, NoEnd: !ended}
+			line := coding.GitLine{Text: text, NoEnd: !ended}
 			switch l.Op {
 			case gitdiff.OpAdd:
-				line.Type, line.NewNo = sandbox.GitLineAdded, after
+				line.Type, line.NewNo = coding.GitLineAdded, after
 				after++
 			case gitdiff.OpDelete:
-				line.Type, line.OldNo = sandbox.GitLineDeleted, before
+				line.Type, line.OldNo = coding.GitLineDeleted, before
 				before++
 			default:
-				line.Type, line.OldNo, line.NewNo = sandbox.GitLineContext, before, after
+				line.Type, line.OldNo, line.NewNo = coding.GitLineContext, before, after
 				before++
 				after++
 			}
@@ -380,7 +381,7 @@ const logFormat = "--format=%H%x00%h%x00%P%x00%an%x00%ae%x00%aI%x00%cn%x00%ce%x0
 
 // parseLog reads commits in logFormat, with NUL between them, and at most so
 // many.
-func parseLog(r io.Reader, most int) (commits []sandbox.GitCommit, more bool, err error) {
+func parseLog(r io.Reader, most int) (commits []coding.GitCommit, more bool, err error) {
 	t := newTokens(r)
 	for {
 		sha, ok := t.next()
@@ -390,7 +391,7 @@ func parseLog(r io.Reader, most int) (commits []sandbox.GitCommit, more bool, er
 		if len(commits) == most {
 			return commits, true, errEnough
 		}
-		c := sandbox.GitCommit{SHA: sha, ShortSHA: t.must(), Parents: strings.Fields(t.must())}
+		c := coding.GitCommit{SHA: sha, ShortSHA: t.must(), Parents: strings.Fields(t.must())}
 		c.Author, c.Committer = t.person(), t.person()
 		c.Refs = refs(t.must())
 		c.Subject, c.Body = t.must(), strings.TrimRight(t.must(), "\n")
@@ -401,8 +402,8 @@ func parseLog(r io.Reader, most int) (commits []sandbox.GitCommit, more bool, er
 	}
 }
 
-func (t *tokens) person() sandbox.GitPerson {
-	p := sandbox.GitPerson{Name: t.must(), Email: t.must()}
+func (t *tokens) person() coding.GitPerson {
+	p := coding.GitPerson{Name: t.must(), Email: t.must()}
 	p.Time, _ = time.Parse(time.RFC3339, t.must())
 	return p
 }
@@ -420,11 +421,11 @@ func refs(text string) []string {
 }
 
 // parseBlame reads the output of git blame --porcelain.
-func parseBlame(r io.Reader, maxLines, maxBytes int) (*sandbox.GitBlame, error) {
-	out := &sandbox.GitBlame{Commits: map[string]sandbox.GitBlameCommit{}, Lines: []sandbox.GitBlameLine{}}
+func parseBlame(r io.Reader, maxLines, maxBytes int) (*coding.GitBlame, error) {
+	out := &coding.GitBlame{Commits: map[string]coding.GitBlameCommit{}, Lines: []coding.GitBlameLine{}}
 	in := bufio.NewReaderSize(io.LimitReader(r, int64(maxBytes)+1), 32<<10)
-	var line sandbox.GitBlameLine
-	var commit sandbox.GitBlameCommit
+	var line coding.GitBlameLine
+	var commit coding.GitBlameCommit
 	size := 0
 	for {
 		text, err := in.ReadString('\n')
@@ -449,7 +450,7 @@ func parseBlame(r io.Reader, maxLines, maxBytes int) (*sandbox.GitBlame, error) 
 				out.Commits[line.Commit] = commit
 			}
 			out.Lines = append(out.Lines, line)
-			line, commit = sandbox.GitBlameLine{}, sandbox.GitBlameCommit{}
+			line, commit = coding.GitBlameLine{}, coding.GitBlameCommit{}
 		case line.Commit == "":
 			fields := strings.Fields(text)
 			if len(fields) < 3 {
@@ -462,7 +463,7 @@ func parseBlame(r io.Reader, maxLines, maxBytes int) (*sandbox.GitBlame, error) 
 	}
 }
 
-func blameHeader(c *sandbox.GitBlameCommit, text string) {
+func blameHeader(c *coding.GitBlameCommit, text string) {
 	name, value, _ := strings.Cut(text, " ")
 	switch name {
 	case "author":

@@ -15,6 +15,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 const (
@@ -87,7 +88,7 @@ func (s *Service) exclusively(ctx context.Context, ref string, do func(context.C
 // Patch applies a patch: either all of it or nothing. A part that does not fit
 // is CodeConflict. Lines may have moved, but not changed. If a write fails, the
 // files that were written before get their old content back.
-func (s *Service) Patch(ctx context.Context, ref string, req sandbox.PatchRequest) (out sandbox.PatchResult, err error) {
+func (s *Service) Patch(ctx context.Context, ref string, req coding.PatchRequest) (out coding.PatchResult, err error) {
 	if err := sandbox.ValidatePath("path", req.Path); err != nil {
 		return out, err
 	}
@@ -115,14 +116,14 @@ func (s *Service) Patch(ctx context.Context, ref string, req sandbox.PatchReques
 		return t.save(ctx)
 	})
 	if err != nil {
-		return sandbox.PatchResult{}, err
+		return coding.PatchResult{}, err
 	}
 	return out, nil
 }
 
 // edit is what a patch does to a file.
 type edit struct {
-	status sandbox.GitChange // added, modified, deleted, renamed or copied
+	status coding.GitChange // added, modified, deleted, renamed or copied
 	path   string
 	from   string // of a file that is renamed or copied
 	mode   uint32 // permission bits; 0: as they are
@@ -175,7 +176,7 @@ func conflict(subject, message string) error {
 }
 
 // edit changes the tree, but no file yet.
-func (t *tree) edit(ctx context.Context, e *edit) (out sandbox.PatchedFile, err error) {
+func (t *tree) edit(ctx context.Context, e *edit) (out coding.PatchedFile, err error) {
 	to, err := t.load(ctx, e.path)
 	if err != nil {
 		return out, err
@@ -187,25 +188,25 @@ func (t *tree) edit(ctx context.Context, e *edit) (out sandbox.PatchedFile, err 
 		}
 	}
 	switch {
-	case e.status == sandbox.GitAdded || e.from != "" && from != to:
+	case e.status == coding.GitAdded || e.from != "" && from != to:
 		if to.exists {
 			return out, conflict(e.path, "exists already")
 		}
 	}
-	if e.status != sandbox.GitAdded && !from.exists {
+	if e.status != coding.GitAdded && !from.exists {
 		return out, conflict(cmp.Or(e.from, e.path), "does not exist")
 	}
-	out = sandbox.PatchedFile{Path: e.path, OldPath: e.from, Status: e.status}
+	out = coding.PatchedFile{Path: e.path, OldPath: e.from, Status: e.status}
 	content, added, deleted, err := e.apply(from.content)
 	if err != nil {
 		return out, conflictOf(cmp.Or(e.from, e.path), err)
 	}
 	out.Additions, out.Deletions = added, deleted
 	keep := cmp.Or(from.mode, from.oldMode)
-	if e.status == sandbox.GitRenamed && from != to {
+	if e.status == coding.GitRenamed && from != to {
 		from.exists, from.content = false, nil
 	}
-	if e.status == sandbox.GitDeleted {
+	if e.status == coding.GitDeleted {
 		to.exists, to.content = false, nil
 		return out, nil
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 // service works on the files of the machine.
@@ -55,13 +56,13 @@ func TestPatches(t *testing.T) {
 			t.Parallel()
 			dir := project(t, c.files)
 			s := service(&local{})
-			_, dry := s.Patch(t.Context(), "x", sandbox.PatchRequest{Path: dir, Patch: c.patch, DryRun: true})
+			_, dry := s.Patch(t.Context(), "x", coding.PatchRequest{Path: dir, Patch: c.patch, DryRun: true})
 			for name, text := range c.files {
 				if got := content(t, filepath.Join(dir, name)); got != text {
 					t.Errorf("a dry run changed %s to %q", name, got)
 				}
 			}
-			out, err := s.Patch(t.Context(), "x", sandbox.PatchRequest{Path: dir, Patch: c.patch})
+			out, err := s.Patch(t.Context(), "x", coding.PatchRequest{Path: dir, Patch: c.patch})
 			if sandbox.CodeOf(err) != c.code || sandbox.CodeOf(dry) != c.code {
 				t.Fatalf("%v, dry %v, want %q", err, dry, c.code)
 			}
@@ -89,7 +90,7 @@ func TestFailedPatchesAreTakenBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	patch := "*** Begin Patch\n*** Update File: a\n-1\n+2\n*** Add File: b\n+x\n*** Update File: z\n-1\n+2\n*** End Patch"
-	_, err := service(&local{full: "z"}).Patch(t.Context(), "x", sandbox.PatchRequest{Path: dir, Patch: patch})
+	_, err := service(&local{full: "z"}).Patch(t.Context(), "x", coding.PatchRequest{Path: dir, Patch: patch})
 	if sandbox.CodeOf(err) != sandbox.CodeExhausted {
 		t.Fatal(err)
 	}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 const (
@@ -35,7 +36,7 @@ const (
 // Search searches files by name, by content, or by both. Contents come as one
 // stream from the sandbox, which needs no program inside. Text is what has no NUL
 // byte in its first 8 KiB.
-func (s *Service) Search(ctx context.Context, ref string, req sandbox.SearchRequest) (out sandbox.SearchResult, err error) {
+func (s *Service) Search(ctx context.Context, ref string, req coding.SearchRequest) (out coding.SearchResult, err error) {
 	q, err := newSearch(req, &out)
 	if err != nil {
 		return out, err
@@ -62,14 +63,14 @@ func (s *Service) Search(ctx context.Context, ref string, req sandbox.SearchRequ
 
 // search is a search under way.
 type search struct {
-	req     sandbox.SearchRequest
+	req     coding.SearchRequest
 	line    *regexp.Regexp // nil: only names
 	literal []byte         // what a matching file contains; nil: not known
-	out     *sandbox.SearchResult
+	out     *coding.SearchResult
 }
 
-func newSearch(req sandbox.SearchRequest, out *sandbox.SearchResult) (*search, error) {
-	out.Matches = []sandbox.SearchMatch{}
+func newSearch(req coding.SearchRequest, out *coding.SearchResult) (*search, error) {
+	out.Matches = []coding.SearchMatch{}
 	if err := sandbox.ValidatePath("path", req.Path); err != nil {
 		return nil, err
 	}
@@ -124,7 +125,7 @@ func (q *search) names(ctx context.Context, files Files) error {
 		if !q.named(f.Path) {
 			continue
 		}
-		if err := q.found(sandbox.SearchMatch{Path: f.Path}); err != nil {
+		if err := q.found(coding.SearchMatch{Path: f.Path}); err != nil {
 			return err
 		}
 	}
@@ -139,7 +140,7 @@ func (q *search) look() error {
 	return nil
 }
 
-func (q *search) found(m sandbox.SearchMatch) error {
+func (q *search) found(m coding.SearchMatch) error {
 	if len(q.out.Matches) == q.req.Max {
 		return errEnough
 	}
@@ -195,7 +196,7 @@ func (q *search) contents(ctx context.Context, files Files) error {
 	if failed := <-exported; failed != nil && !errors.Is(err, errEnough) {
 		return failed
 	}
-	slices.SortStableFunc(q.out.Matches, func(a, b sandbox.SearchMatch) int { return strings.Compare(a.Path, b.Path) })
+	slices.SortStableFunc(q.out.Matches, func(a, b coding.SearchMatch) int { return strings.Compare(a.Path, b.Path) })
 	return err
 }
 
@@ -257,7 +258,7 @@ func (q *search) lines(rel string, data []byte) error {
 		if at == nil {
 			continue
 		}
-		if err := q.found(sandbox.SearchMatch{Path: rel, Line: no, Column: at[0] + 1, Text: around(line, at[0])}); err != nil {
+		if err := q.found(coding.SearchMatch{Path: rel, Line: no, Column: at[0] + 1, Text: around(line, at[0])}); err != nil {
 			return err
 		}
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 const (
@@ -55,7 +56,7 @@ const (
 
 // look is what git says about a repository.
 type look struct {
-	sandbox.GitEvent
+	coding.GitEvent
 	places string            // its directories
 	sum    [sha256.Size]byte // of its status
 	code   int               // of git
@@ -67,7 +68,7 @@ type look struct {
 // the files but their number.
 func parseLook(t *tokens) (l look, err error) {
 	sum := sha256.New()
-	var head sandbox.GitStatus
+	var head coding.GitStatus
 	for first := true; ; first = false {
 		line, ok := t.next()
 		if !ok {
@@ -175,7 +176,7 @@ type watch struct {
 // Watch yields the state of the repository that a directory is in, and then each
 // state that differs from the one before, until ctx ends. What can be said at
 // once is returned as an error. The caller calls the sequence once.
-func (s *Service) Watch(ctx context.Context, ref, dir string) (iter.Seq2[sandbox.GitEvent, error], error) {
+func (s *Service) Watch(ctx context.Context, ref, dir string) (iter.Seq2[coding.GitEvent, error], error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var w *watch
 	err := s.open(ctx, ref, dir, func(ctx context.Context, r *repo) (err error) {
@@ -186,7 +187,7 @@ func (s *Service) Watch(ctx context.Context, ref, dir string) (iter.Seq2[sandbox
 		cancel()
 		return nil, told(err)
 	}
-	return func(yield func(sandbox.GitEvent, error) bool) {
+	return func(yield func(coding.GitEvent, error) bool) {
 		defer cancel()
 		w.run(yield)
 	}, nil
@@ -216,8 +217,8 @@ func (s *Service) watch(ctx context.Context, r *repo) (*watch, error) {
 	return w, nil
 }
 
-func (w *watch) run(yield func(sandbox.GitEvent, error) bool) {
-	reason := sandbox.GitStart
+func (w *watch) run(yield func(coding.GitEvent, error) bool) {
+	reason := coding.GitStart
 	var shown look
 	for first := true; ; first = false {
 		if first || w.now.err == nil && w.now.sum != shown.sum {
@@ -237,7 +238,7 @@ func (w *watch) run(yield func(sandbox.GitEvent, error) bool) {
 		}
 		if err != nil {
 			if w.ctx.Err() == nil {
-				yield(sandbox.GitEvent{}, told(err))
+				yield(coding.GitEvent{}, told(err))
 			}
 			return
 		}
@@ -291,7 +292,7 @@ func (w *watch) lost(late <-chan struct{}, err error) error {
 }
 
 // wait waits until the status should be read again.
-func (w *watch) wait() (sandbox.GitReason, error) {
+func (w *watch) wait() (coding.GitReason, error) {
 	every := w.poll
 	if w.live.Load() && w.failed == 0 {
 		every = checkTime
@@ -302,7 +303,7 @@ func (w *watch) wait() (sandbox.GitReason, error) {
 	case <-w.ctx.Done():
 		return "", w.ctx.Err()
 	case <-poll.C:
-		return sandbox.GitPoll, nil
+		return coding.GitPoll, nil
 	case <-w.changed:
 	}
 	settle := time.NewTimer(max(settleTime, w.took)) // git has at most half of the time
@@ -316,7 +317,7 @@ func (w *watch) wait() (sandbox.GitReason, error) {
 	case <-w.changed:
 	default:
 	}
-	return sandbox.GitWatch, nil
+	return coding.GitWatch, nil
 }
 
 // follow watches the files of the repository. Where that is not possible, its

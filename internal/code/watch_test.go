@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 // told is a Box whose changes of files are told by the test.
@@ -57,8 +58,8 @@ func (b *toldBox) Watch(ctx context.Context, p string, recursive bool) (<-chan s
 // states are those of a watched repository.
 type states struct {
 	*testing.T
-	next func() (sandbox.GitEvent, error, bool)
-	last sandbox.GitEvent
+	next func() (coding.GitEvent, error, bool)
+	last coding.GitEvent
 }
 
 func watching(t *testing.T, s *Service, r *repo, poll time.Duration) *states {
@@ -68,17 +69,17 @@ func watching(t *testing.T, s *Service, r *repo, poll time.Duration) *states {
 		t.Fatal(err)
 	}
 	w.poll = poll
-	next, stop := iter.Pull2(iter.Seq2[sandbox.GitEvent, error](w.run))
+	next, stop := iter.Pull2(iter.Seq2[coding.GitEvent, error](w.run))
 	t.Cleanup(stop)
 	out := &states{T: t, next: next}
 	out.last = out.one()
-	if out.last.Reason != sandbox.GitStart {
+	if out.last.Reason != coding.GitStart {
 		t.Errorf("the first state is of %q", out.last.Reason)
 	}
 	return out
 }
 
-func (s *states) one() sandbox.GitEvent {
+func (s *states) one() coding.GitEvent {
 	s.Helper()
 	e, err, more := s.next()
 	if err != nil || !more {
@@ -88,7 +89,7 @@ func (s *states) one() sandbox.GitEvent {
 }
 
 // until returns the first state that fits. A command may have several on its way.
-func (s *states) until(reason sandbox.GitReason, fits func(sandbox.GitEvent) bool) sandbox.GitEvent {
+func (s *states) until(reason coding.GitReason, fits func(coding.GitEvent) bool) coding.GitEvent {
 	s.Helper()
 	for {
 		e := s.one()
@@ -111,27 +112,27 @@ func TestStatesOfAPolledRepository(t *testing.T) {
 		t.Errorf("an empty repository: %+v", e)
 	}
 	put(t, filepath.Join(r.dir, "a b\nc"), "one")
-	if e := s.until(sandbox.GitPoll, func(sandbox.GitEvent) bool { return true }); !e.Dirty || e.Files != 1 {
+	if e := s.until(coding.GitPoll, func(coding.GitEvent) bool { return true }); !e.Dirty || e.Files != 1 {
 		t.Errorf("a new file: %+v", e)
 	}
 	put(t, filepath.Join(r.dir, "a b\nc"), "two") // no change of the status
 	put(t, filepath.Join(r.dir, ".ignored"), "x")
 	inside(t, r.dir, "git add . && git commit -qm first")
-	e := s.until(sandbox.GitPoll, func(e sandbox.GitEvent) bool { return e.Commit != "" && !e.Dirty })
+	e := s.until(coding.GitPoll, func(e coding.GitEvent) bool { return e.Commit != "" && !e.Dirty })
 	inside(t, r.dir, "git checkout -q -b other")
-	if f := s.until(sandbox.GitPoll, func(e sandbox.GitEvent) bool { return e.Head == "other" }); f.Commit != e.Commit {
+	if f := s.until(coding.GitPoll, func(e coding.GitEvent) bool { return e.Head == "other" }); f.Commit != e.Commit {
 		t.Errorf("another branch: %+v", f)
 	}
 	inside(t, r.dir, "git checkout -q --detach && git branch -q -D other && git checkout -q main && git branch up && git branch -q -u up && git commit -q --allow-empty -m second")
-	if f := s.until(sandbox.GitPoll, func(e sandbox.GitEvent) bool { return e.Ahead == 1 }); f.Upstream != "up" || f.Commit == e.Commit {
+	if f := s.until(coding.GitPoll, func(e coding.GitEvent) bool { return e.Ahead == 1 }); f.Upstream != "up" || f.Commit == e.Commit {
 		t.Errorf("ahead of upstream: %+v", f)
 	}
 	inside(t, r.dir, "rm -rf .git")
-	if e := s.until(sandbox.GitPoll, func(e sandbox.GitEvent) bool { return !e.IsRepo }); e.Head != "" || e.Commit != "" || e.Dirty || e.Files != 0 {
+	if e := s.until(coding.GitPoll, func(e coding.GitEvent) bool { return !e.IsRepo }); e.Head != "" || e.Commit != "" || e.Dirty || e.Files != 0 {
 		t.Errorf("no repository: %+v", e)
 	}
 	inside(t, r.dir, "git init -q -b again .")
-	s.until(sandbox.GitPoll, func(e sandbox.GitEvent) bool { return e.IsRepo && e.Head == "again" && e.Files == 2 })
+	s.until(coding.GitPoll, func(e coding.GitEvent) bool { return e.IsRepo && e.Head == "again" && e.Files == 2 })
 	inside(t, r.dir, "echo '[' >.git/config")
 	if _, err, more := s.next(); !more || sandbox.CodeOf(err) != sandbox.CodeConflict {
 		t.Errorf("a broken repository: %v", err)
@@ -152,7 +153,7 @@ func TestStatesOfAWatchedRepository(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		s.until(sandbox.GitWatch, func(e sandbox.GitEvent) bool { return e.Files == 1 })
+		s.until(coding.GitWatch, func(e coding.GitEvent) bool { return e.Files == 1 })
 	}()
 	watched := []string{<-box.watched, <-box.watched, <-box.watched}
 	if want := []string{resolved(t, tree), resolved(t, main.dir) + "/.git/worktrees/tree", resolved(t, main.dir) + "/.git"}; !slices.Equal(watched, want) {
@@ -175,7 +176,7 @@ func TestStatesOfAWatchedRepository(t *testing.T) {
 	// What watches the files ends, so the status is polled.
 	put(t, filepath.Join(tree, "y"), "")
 	close(box.changes)
-	s.until(sandbox.GitWatch, func(e sandbox.GitEvent) bool { return e.Files == 2 })
+	s.until(coding.GitWatch, func(e coding.GitEvent) bool { return e.Files == 2 })
 }
 
 func resolved(t *testing.T, p string) string {
@@ -243,10 +244,10 @@ func TestWatchesOfClientsThatDoNotRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, reads, ended := make(chan sandbox.GitEvent), make(chan struct{}), make(chan struct{})
+	got, reads, ended := make(chan coding.GitEvent), make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		w.run(func(e sandbox.GitEvent, err error) bool {
+		w.run(func(e coding.GitEvent, err error) bool {
 			if err != nil {
 				return false
 			}

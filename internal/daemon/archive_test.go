@@ -18,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // passing returns a fault that does no harm, and closes passed when a point is
@@ -51,9 +52,9 @@ func packs(t *testing.T, blobs string) (all []string) {
 }
 
 // saved takes a snapshot and waits until it is in the blob store.
-func saved(t *testing.T, s *atoll.Sandbox, name string) sandbox.Snapshot {
+func saved(t *testing.T, s *atoll.Sandbox, name string) durable.Snapshot {
 	t.Helper()
-	snap, err := s.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: name, Save: true})
+	snap, err := s.Snapshot(t.Context(), durable.SnapshotRequest{Name: name, Save: true})
 	if err != nil || !snap.Saved || snap.Stored == 0 || snap.Problem != "" {
 		t.Fatalf("%+v %v", snap, err)
 	}
@@ -290,7 +291,7 @@ func TestArchiveCrashPoints(t *testing.T) {
 			c := daemontest.Client(t, first)
 			s := create(t, c, sandbox.Spec{Name: "one"})
 			shell(t, s, "echo kept > /f")
-			snap, err := s.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "before", Save: true})
+			snap, err := s.Snapshot(t.Context(), durable.SnapshotRequest{Name: "before", Save: true})
 			if err == nil {
 				saved(t, s, "going")
 				lose(t, m, snap.ID)
@@ -346,10 +347,10 @@ func TestSnapshotsOfAService(t *testing.T) {
 	})
 	c := daemontest.Client(t, d)
 	box := create(t, c, sandbox.Spec{Name: "one"})
-	_, err := box.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "asked", Save: true})
+	_, err := box.Snapshot(t.Context(), durable.SnapshotRequest{Name: "asked", Save: true})
 	wantCode(t, err, sandbox.CodeUnsupported)
 	for _, name := range []string{"a", "b"} {
-		if _, err := box.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: name}); err != nil {
+		if _, err := box.Snapshot(t.Context(), durable.SnapshotRequest{Name: name}); err != nil {
 			t.Fatal(err)
 		}
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
@@ -357,7 +358,7 @@ func TestSnapshotsOfAService(t *testing.T) {
 			if err != nil || time.Now().After(deadline) {
 				t.Fatalf("%+v, %v", snap, err)
 			}
-			if snap.Problem == sandbox.ProblemKept {
+			if snap.Problem == durable.ProblemKept {
 				break
 			}
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -48,46 +49,46 @@ func TestAttackForgedEnvelopes(t *testing.T) {
 	if err != nil || stolen.Archive == nil {
 		t.Fatalf("%+v, %v", stolen, err)
 	}
-	ok(t, ignoring(victim.CreateWorkspace(t.Context(), sandbox.NewWorkspace{Name: "theirs"})))
+	ok(t, ignoring(victim.CreateWorkspace(t.Context(), durable.NewWorkspace{Name: "theirs"})))
 	ok(t, ignoring(victim.CreateProfile(t.Context(), sandbox.Profile{Name: "theirs"})))
-	ok(t, ignoring(victim.CreateSecret(t.Context(), sandbox.NewSecret{Name: "theirs", Value: []byte("value-of-acme"), Hosts: []string{"a.example"}})))
+	ok(t, ignoring(victim.CreateSecret(t.Context(), durable.NewSecret{Name: "theirs", Value: []byte("value-of-acme"), Hosts: []string{"a.example"}})))
 	token := tokenOf(t, d, "evil", "admin")
 	attacker := daemontest.Bearer(t, d, token)
-	for name, change := range map[string]func(e *sandbox.Envelope){
-		"a sandbox of another tenant":            func(e *sandbox.Envelope) { e.Archive = nil },
-		"its archive alone":                      func(e *sandbox.Envelope) { e.Box, e.State = "", nil },
-		"its archive as the state of a provider": func(e *sandbox.Envelope) { e.Box, e.State = "", json.RawMessage(`{"sandboxId":"`+stolen.Box+`"}`) },
-		"an archive by a path":                   func(e *sandbox.Envelope) { e.Box, e.Archive.Ref = "", "../../../etc/passwd" },
-		"a tar that is none": func(e *sandbox.Envelope) {
+	for name, change := range map[string]func(e *durable.Envelope){
+		"a sandbox of another tenant":            func(e *durable.Envelope) { e.Archive = nil },
+		"its archive alone":                      func(e *durable.Envelope) { e.Box, e.State = "", nil },
+		"its archive as the state of a provider": func(e *durable.Envelope) { e.Box, e.State = "", json.RawMessage(`{"sandboxId":"`+stolen.Box+`"}`) },
+		"an archive by a path":                   func(e *durable.Envelope) { e.Box, e.Archive.Ref = "", "../../../etc/passwd" },
+		"a tar that is none": func(e *durable.Envelope) {
 			e.Box, e.Archive.Kind, e.Archive.Ref, e.Archive.Hash = "", "tar", "se-000000000000000000000000.1", "sha256:00"
 		},
-		"a tar of a negative number": func(e *sandbox.Envelope) { e.Box, e.Archive.Kind, e.Archive.Ref = "", "tar", "se-0.-1" },
-		"an archive of elsewhere":    func(e *sandbox.Envelope) { e.Box, e.Archive.Binding = "", "another-installation" },
-		"another installation":       func(e *sandbox.Envelope) { e.Archive, e.Binding = nil, "another-installation/account-1" },
-		"no installation":            func(e *sandbox.Envelope) { e.Archive, e.Binding = nil, "" },
-		"a workspace of another tenant": func(e *sandbox.Envelope) {
+		"a tar of a negative number": func(e *durable.Envelope) { e.Box, e.Archive.Kind, e.Archive.Ref = "", "tar", "se-0.-1" },
+		"an archive of elsewhere":    func(e *durable.Envelope) { e.Box, e.Archive.Binding = "", "another-installation" },
+		"another installation":       func(e *durable.Envelope) { e.Archive, e.Binding = nil, "another-installation/account-1" },
+		"no installation":            func(e *durable.Envelope) { e.Archive, e.Binding = nil, "" },
+		"a workspace of another tenant": func(e *durable.Envelope) {
 			e.Box, e.Archive, e.Spec.Workspaces = "", nil, []sandbox.WorkspaceMount{{Name: "theirs", Path: "/w"}}
 		},
-		"a snapshot of another tenant": func(e *sandbox.Envelope) {
+		"a snapshot of another tenant": func(e *durable.Envelope) {
 			e.Box, e.Archive, e.Spec.Snapshot, e.Spec.Image = "", nil, stolen.Archive.Ref, ""
 		},
-		"a profile of another tenant": func(e *sandbox.Envelope) {
+		"a profile of another tenant": func(e *durable.Envelope) {
 			e.Box, e.Archive, e.Spec.Network = "", nil, sandbox.Network{Profile: "theirs"}
 		},
-		"a secret of another tenant": func(e *sandbox.Envelope) {
+		"a secret of another tenant": func(e *durable.Envelope) {
 			e.Box, e.Archive, e.Spec.Secrets = "", nil, []sandbox.SecretRef{{Name: "theirs", Env: "TOKEN"}}
 		},
-		"files of the machine": func(e *sandbox.Envelope) {
+		"files of the machine": func(e *durable.Envelope) {
 			e.Box, e.Archive, e.Spec.Mounts = "", nil, []sandbox.Mount{{Source: "/", Target: "/host"}}
 		},
-		"a provider that is not there": func(e *sandbox.Envelope) { e.Box, e.Archive, e.Backend = "", nil, "../host" },
-		"the provider of the owner":    func(e *sandbox.Envelope) { e.Box, e.Archive, e.Backend = "", nil, "host" },
-		"labels that Atoll keeps": func(e *sandbox.Envelope) {
+		"a provider that is not there": func(e *durable.Envelope) { e.Box, e.Archive, e.Backend = "", nil, "../host" },
+		"the provider of the owner":    func(e *durable.Envelope) { e.Box, e.Archive, e.Backend = "", nil, "host" },
+		"labels that Atoll keeps": func(e *durable.Envelope) {
 			e.Box, e.Archive, e.Spec.Labels = "", nil, map[string]string{"atoll.session-archive": "x"}
 		},
-		"a lifetime that is over":       func(e *sandbox.Envelope) { e.Box, e.Archive, e.Spec.Lifetime.Timeout = "", nil, -time.Second },
-		"a sandbox of an odd name":      func(e *sandbox.Envelope) { e.Archive, e.Box = nil, "../../agent" },
-		"a sandbox of a very long name": func(e *sandbox.Envelope) { e.Archive, e.Box = nil, strings.Repeat("x", 1<<20) },
+		"a lifetime that is over":       func(e *durable.Envelope) { e.Box, e.Archive, e.Spec.Lifetime.Timeout = "", nil, -time.Second },
+		"a sandbox of an odd name":      func(e *durable.Envelope) { e.Archive, e.Box = nil, "../../agent" },
+		"a sandbox of a very long name": func(e *durable.Envelope) { e.Archive, e.Box = nil, strings.Repeat("x", 1<<20) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := stolen
@@ -152,11 +153,11 @@ func TestAttackEnvelopeOfAFreerTime(t *testing.T) {
 	ok(t, c.Remove(t.Context(), old.Box))
 	ok(t, os.WriteFile(file, []byte("policies:\n  - {name: small, memory: 1g}\n"), 0o600))
 	ok(t, d.Reload(t.Context()))
-	for name, change := range map[string]func(*sandbox.Envelope){
-		"as it is":     func(*sandbox.Envelope) {},
-		"without box":  func(e *sandbox.Envelope) { e.Box, e.State = "", nil },
-		"only a spec":  func(e *sandbox.Envelope) { e.Box, e.State, e.Archive = "", nil, nil },
-		"and a larger": func(e *sandbox.Envelope) { e.Box, e.State, e.Archive, e.Spec.Resources.Memory = "", nil, nil, 8<<30 },
+	for name, change := range map[string]func(*durable.Envelope){
+		"as it is":     func(*durable.Envelope) {},
+		"without box":  func(e *durable.Envelope) { e.Box, e.State = "", nil },
+		"only a spec":  func(e *durable.Envelope) { e.Box, e.State, e.Archive = "", nil, nil },
+		"and a larger": func(e *durable.Envelope) { e.Box, e.State, e.Archive, e.Spec.Resources.Memory = "", nil, nil, 8<<30 },
 	} {
 		e := old
 		change(&e)
@@ -184,10 +185,10 @@ func TestAttackArchiveThatIsNone(t *testing.T) {
 	ok(t, err)
 	box, err := c.Create(t.Context(), sandbox.Spec{Name: "golden"}, atoll.CreateOptions{})
 	ok(t, err)
-	_, err = box.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "golden"})
+	_, err = box.Snapshot(t.Context(), durable.SnapshotRequest{Name: "golden"})
 	ok(t, err)
 	e.Box, e.State = "", nil
-	e.Archive = &sandbox.Archive{Kind: "snapshot", Ref: "golden", Provider: e.Backend, Binding: strings.Split(e.Binding, "/")[0]}
+	e.Archive = &durable.Archive{Kind: "snapshot", Ref: "golden", Provider: e.Backend, Binding: strings.Split(e.Binding, "/")[0]}
 	forged, err := c.Sessions().Resume(t.Context(), e, atoll.SessionOptions{Name: "forged"})
 	ok(t, err)
 	_, err = forged.Save(t.Context())
@@ -207,7 +208,7 @@ func TestAttackArchiveThatIsNone(t *testing.T) {
 func TestAttackHolders(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	s := openSession(t, bearer(t, d, "acme", "admin"), sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
-	var holder sandbox.Holder
+	var holder durable.Holder
 	for _, h := range mustSession(t, bearer(t, d, "acme", "read"), "agent").Lease.Holders {
 		holder = h
 	}
@@ -246,7 +247,7 @@ func TestAttackHolders(t *testing.T) {
 	}
 }
 
-func mustSession(t *testing.T, c *atoll.Client, name string) sandbox.Session {
+func mustSession(t *testing.T, c *atoll.Client, name string) durable.Session {
 	t.Helper()
 	s, err := c.Sessions().Get(t.Context(), name)
 	ok(t, err)
@@ -319,12 +320,12 @@ func TestAttackReaderOfTheDatabase(t *testing.T) {
 	const canary = "canary-51c0ffee-canary"
 	token := tokenOf(t, d, "acme", "admin")
 	c := daemontest.Bearer(t, d, token)
-	ok(t, ignoring(c.CreateSecret(t.Context(), sandbox.NewSecret{Name: "token", Value: []byte(canary), Hosts: []string{"a.example"}})))
+	ok(t, ignoring(c.CreateSecret(t.Context(), durable.NewSecret{Name: "token", Value: []byte(canary), Hosts: []string{"a.example"}})))
 	box, err := c.Create(t.Context(), sandbox.Spec{Name: "one", Env: map[string]string{"PASSWORD": canary}}, atoll.CreateOptions{IdempotencyKey: "k"})
 	ok(t, err)
 	ok(t, ignoring(box.Run(t.Context(), sandbox.Command{Shell: "true " + canary, Env: map[string]string{"X": canary}}, atoll.RunOptions{})))
 	ok(t, ignoring(box.Files().Write(t.Context(), "/x", strings.NewReader(canary), atoll.WriteOptions{})))
-	ok(t, ignoring(c.CreateWorkspace(t.Context(), sandbox.NewWorkspace{Name: "w", Encrypted: true})))
+	ok(t, ignoring(c.CreateWorkspace(t.Context(), durable.NewWorkspace{Name: "w", Encrypted: true})))
 	s := openSession(t, c, sandbox.Spec{Env: map[string]string{"PASSWORD": canary}}, atoll.SessionOptions{Name: "agent"})
 	runShell(t, s, "echo $PASSWORD")
 	db, err := sql.Open("pgx", address)

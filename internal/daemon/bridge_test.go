@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -358,7 +359,7 @@ func TestBridgeLifecycle(t *testing.T) {
 
 func TestBridgeMountsWorkspaces(t *testing.T) {
 	owner, c, _ := startBridge(t)
-	if _, err := owner.CreateWorkspace(t.Context(), sandbox.NewWorkspace{Name: "data"}); err != nil {
+	if _, err := owner.CreateWorkspace(t.Context(), durable.NewWorkspace{Name: "data"}); err != nil {
 		t.Fatal(err)
 	}
 	mount := `{"binding":"data","mountPath":"/workspace/data"}`

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // RB-75.
@@ -31,7 +32,7 @@ func TestReadOnlyComputers(t *testing.T) {
 		{"acme", `{"readOnly":true,` + copied[1:], http.StatusForbidden, sandbox.CodeDenied},
 		{"acme", `{"readOnly":true,` + pasted[1:], http.StatusForbidden, sandbox.CodeDenied},
 		{"acme", pasted, http.StatusNotImplemented, sandbox.CodeUnsupported},
-		{"acme", `{"actions":[{"action":"copy","text":"` + strings.Repeat("x", sandbox.MaxClipboard+1) + `"}]}`, http.StatusBadRequest, sandbox.CodeInvalid},
+		{"acme", `{"actions":[{"action":"copy","text":"` + strings.Repeat("x", viewing.MaxClipboard+1) + `"}]}`, http.StatusBadRequest, sandbox.CodeInvalid},
 		{"rival", pasted, http.StatusNotFound, sandbox.CodeNotFound},
 		{"rival", look, http.StatusNotFound, sandbox.CodeNotFound},
 	} {

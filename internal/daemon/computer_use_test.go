@@ -23,6 +23,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/mcpserver"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 	"github.com/atoll-run/atoll/stream"
 )
 
@@ -50,12 +51,12 @@ mousedown) echo 'it is broken' >&2; exit 3 ;;
 esac`,
 	})
 	v := newViewing(t)
-	var out sandbox.ComputerResult
+	var out viewing.ComputerResult
 	code := v.call("acme", http.MethodPost, useComputer, `{"actions":[
 		{"action":"move","x":3,"y":4}, {"action":"click","button":"back"}, {"action":"click","x":1,"y":2,"count":2},
 		{"action":"scroll","scrollY":300}, {"action":"type","text":"--it's \"$HOME\""}, {"action":"key","keys":["ctrl","f5"]},
 		{"action":"drag","path":[{"x":1,"y":2},{"x":3,"y":4}]}, {"action":"wait","durationMs":1}, {"action":"cursor"}]}`, &out)
-	if code != http.StatusOK || out.Cursor == nil || *out.Cursor != (sandbox.Point{X: 7, Y: 9}) {
+	if code != http.StatusOK || out.Cursor == nil || *out.Cursor != (viewing.Point{X: 7, Y: 9}) {
 		t.Fatalf("used: %d, %+v", code, out)
 	}
 	done, err := os.ReadFile(filepath.Join(dir, "done"))
@@ -99,7 +100,7 @@ case $(wc -l <DIR/tries) in 1) : >"$f" ;; 2) head -c 20 DIR/whole >"$f" ;; *) ca
 	ok(t, os.WriteFile(filepath.Join(dir, "whole"), whole.Bytes(), 0o600))
 	v := newViewing(t)
 	const body = `{"actions":[{"action":"screenshot"}]}`
-	var out sandbox.ComputerResult
+	var out viewing.ComputerResult
 	code := v.call("reader", http.MethodPost, useComputer, body, &out)
 	if code != http.StatusOK || out.Screenshot == nil || !bytes.Equal(out.Screenshot.PNG, whole.Bytes()) || out.Screenshot.Width != 30 || out.Screenshot.Height != 20 {
 		t.Fatalf("the screenshot: %d, %+v", code, out.Screenshot)
@@ -299,16 +300,16 @@ func TestDesktopsStartOnce(t *testing.T) {
 	dir := pretend(t, starting())
 	v := newViewing(t)
 	const callers = 6
-	got := make(chan sandbox.DesktopState, callers)
+	got := make(chan viewing.DesktopState, callers)
 	for range callers {
 		go func() {
-			var one sandbox.DesktopState
+			var one viewing.DesktopState
 			v.call("acme", http.MethodPut, desktopPath, `{"vnc":true}`, &one)
 			got <- one
 		}()
 	}
 	for range callers {
-		if one := <-got; one != (sandbox.DesktopState{Width: 1280, Height: 800, Port: 5900}) {
+		if one := <-got; one != (viewing.DesktopState{Width: 1280, Height: 800, Port: 5900}) {
 			t.Errorf("a desktop: %+v", one)
 		}
 	}
@@ -320,7 +321,7 @@ func TestDesktopsStartOnce(t *testing.T) {
 	if started := read("started"); started != "1280x800x24\n" || read("ended") != "" {
 		t.Errorf("%d callers started %q, and ended %q", callers, started, read("ended"))
 	}
-	var other sandbox.DesktopState
+	var other viewing.DesktopState
 	if code := v.call("acme", http.MethodPut, desktopPath, `{"width":640,"height":480}`, &other); code != http.StatusOK || other.Width != 640 || other.Height != 480 {
 		t.Errorf("another size: %d, %+v", code, other)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-run/atoll/internal/fleet"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -229,7 +230,7 @@ func TestControlsShareSnapshots(t *testing.T) {
 
 	box := create(t, c1, sandbox.Spec{Name: "one", Provider: "node-a"})
 	shell(t, box, "echo far > /f")
-	if _, err := box.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "unsaved"}); err != nil {
+	if _, err := box.Snapshot(t.Context(), durable.SnapshotRequest{Name: "unsaved"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := d2.Close(); err != nil {

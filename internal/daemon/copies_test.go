@@ -20,13 +20,14 @@ import (
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 func notes() sandbox.Spec {
 	return sandbox.Spec{Workspaces: []sandbox.WorkspaceMount{{Name: "notes", Create: true}}}
 }
 
-func workspaceOf(t *testing.T, c *atoll.Client, name string) sandbox.Workspace {
+func workspaceOf(t *testing.T, c *atoll.Client, name string) durable.Workspace {
 	t.Helper()
 	w, err := c.Workspace(t.Context(), name)
 	if err != nil {
@@ -73,7 +74,7 @@ func TestBridgedWorkspace(t *testing.T) {
 	}
 	untilCold(t, c, "agent")
 	r, err := s.Acquire(t.Context())
-	if err != nil || r.Outcome != sandbox.OutcomeRebuilt || len(r.From.Workspaces) != 1 {
+	if err != nil || r.Outcome != durable.OutcomeRebuilt || len(r.From.Workspaces) != 1 {
 		t.Fatalf("the receipt: %+v, %v", r, err)
 	}
 	if got := runShell(t, s, "ls /workspace; cat /workspace/more"); got != "more\ntwo" {
@@ -356,9 +357,9 @@ func TestSessionCapabilities(t *testing.T) {
 func TestArchivesOfOtherKinds(t *testing.T) {
 	t.Parallel()
 	c := daemontest.Client(t, daemontest.New(t).Start(t, nil))
-	e := sandbox.Envelope{
+	e := durable.Envelope{
 		Backend: "fake", Binding: "modal:app", Spec: sandbox.Spec{Image: "host"},
-		Archive: &sandbox.Archive{Kind: "MODAL_SANDBOX_FS_SNAPSHOT_V1", Ref: "im-1", Binding: "modal:app"},
+		Archive: &durable.Archive{Kind: "MODAL_SANDBOX_FS_SNAPSHOT_V1", Ref: "im-1", Binding: "modal:app"},
 	}.Sealed()
 	_, err := c.Sessions().Resume(t.Context(), e, atoll.SessionOptions{})
 	wantCode(t, err, sandbox.CodeUnsupported)

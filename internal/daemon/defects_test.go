@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // A sandbox that was removed can be removed again, by id and by name, and
@@ -79,7 +80,7 @@ func TestSnapshotKeepsEnvironment(t *testing.T) {
 	first := m.Start(t, nil)
 	c := daemontest.Client(t, first)
 	s := create(t, c, sandbox.Spec{Name: "one", Env: map[string]string{"A": canary, "B": "b"}})
-	snap, err := s.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "snap"})
+	snap, err := s.Snapshot(t.Context(), durable.SnapshotRequest{Name: "snap"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +180,7 @@ func TestForkIsAllOrNothing(t *testing.T) {
 			})
 			c := daemontest.Client(t, d)
 			s := create(t, c, sandbox.Spec{Name: "parent"})
-			req := sandbox.ForkRequest{Count: 3, Prefix: "copy", IdempotencyKey: "f"}
+			req := durable.ForkRequest{Count: 3, Prefix: "copy", IdempotencyKey: "f"}
 			if _, err := s.Fork(t.Context(), req); err == nil {
 				t.Fatal("nothing failed")
 			}

@@ -88,7 +88,7 @@ func (d *vnc) resize(width, height uint16) {
 
 // watches opens a desktop, and expects its size and, only for those in control,
 // what was copied there.
-func (v *viewing) watches(d *vnc, mode string, width, height uint16) *websocket.Conn {
+func (v *viewers) watches(d *vnc, mode string, width, height uint16) *websocket.Conn {
 	v.t.Helper()
 	v.port = d.port
 	s := v.open("acme", "desktop", mode)

@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // installed starts a daemon with its own store. Its provider uses an account
@@ -56,7 +57,7 @@ func TestEnvelopesLeaveTheInstallation(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer taken.Close()
-	if r := taken.Receipt(); r.Outcome != sandbox.OutcomeAttached || r.Sandbox != s.Receipt().Sandbox {
+	if r := taken.Receipt(); r.Outcome != durable.OutcomeAttached || r.Sandbox != s.Receipt().Sandbox {
 		t.Errorf("the receipt: %+v; want the sandbox %s", r, s.Receipt().Sandbox)
 	}
 	if got := runShell(t, taken, "cat /x; echo more >> /x; echo $TOKEN"); got != "kept\nsesame" {
@@ -99,7 +100,7 @@ func TestEnvelopesLeaveTheInstallation(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer empty.Close()
-	if r := empty.Receipt(); r.Outcome != sandbox.OutcomeCreated || !slices.Contains(r.Lost, sandbox.LostWorkspace) || r.Why == "" {
+	if r := empty.Receipt(); r.Outcome != durable.OutcomeCreated || !slices.Contains(r.Lost, durable.LostWorkspace) || r.Why == "" {
 		t.Errorf("the receipt: %+v; want a new sandbox, and that everything is lost", r)
 	}
 }

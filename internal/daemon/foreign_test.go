@@ -22,7 +22,9 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // traces are the statements that the store ran, by the request they were for.
@@ -306,20 +308,20 @@ func foreignThings(t *testing.T, db *store.Store, d *daemon.Daemon) things {
 	ok(t, err)
 	_, err = box.Exec(ctx, sandbox.Command{Shell: "true", Background: true})
 	ok(t, err)
-	snap, err := box.Snapshot(ctx, sandbox.SnapshotRequest{Name: "mine-a"})
+	snap, err := box.Snapshot(ctx, durable.SnapshotRequest{Name: "mine-a"})
 	ok(t, err)
 	k, err := c.Admin().CreateKey(ctx, operator.NewKey{Verbs: []string{"read"}})
 	ok(t, err)
 	_, err = c.CreateProfile(ctx, sandbox.Profile{Name: "mine-a"})
 	ok(t, err)
-	_, err = c.CreateSecret(ctx, sandbox.NewSecret{Name: "mine-a", Value: []byte("v"), Hosts: []string{"a.example"}})
+	_, err = c.CreateSecret(ctx, durable.NewSecret{Name: "mine-a", Value: []byte("v"), Hosts: []string{"a.example"}})
 	ok(t, err)
-	_, err = c.CreateWorkspace(ctx, sandbox.NewWorkspace{Name: "mine-a"})
+	_, err = c.CreateWorkspace(ctx, durable.NewWorkspace{Name: "mine-a"})
 	ok(t, err)
 	_, err = c.PersistWorkspace(ctx, "mine-a", "")
 	ok(t, err)
 	ok(t, db.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
-		_, err := tx.Templates().Set(ctx, store.Template{Template: sandbox.Template{Name: "mine-a", Tag: "latest", Image: "sha256:" + strings.Repeat("a", 64), Created: tx.Now()}, Tenant: "default"})
+		_, err := tx.Templates().Set(ctx, store.Template{Template: durable.Template{Name: "mine-a", Tag: "latest", Image: "sha256:" + strings.Repeat("a", 64), Created: tx.Now()}, Tenant: "default"})
 		return err
 	}))
 	_, err = c.Admin().CreateTenant(ctx, "mine-a", operator.Limits{})
@@ -328,7 +330,7 @@ func foreignThings(t *testing.T, db *store.Store, d *daemon.Daemon) things {
 	ok(t, err)
 	t.Cleanup(func() { _ = session.Close() })
 	ok(t, db.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
-		r := sandbox.Recording{ID: "rec-mine", State: sandbox.RecordingAvailable, Sandbox: box.ID(), Started: tx.Now()}
+		r := viewing.Recording{ID: "rec-mine", State: viewing.RecordingAvailable, Sandbox: box.ID(), Started: tx.Now()}
 		return tx.Recordings().Create(ctx, store.Recording{Recording: r, Tenant: "default"}, 1, 1)
 	}))
 	name := map[string]string{"the name": "mine-a"}

@@ -13,6 +13,8 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
+	"github.com/atoll-run/atoll/sandbox/eventtype"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -34,7 +36,7 @@ func hostSession(t *testing.T) (d *daemon.Daemon, s *atoll.Session, dir string) 
 }
 
 // follow returns what waits for the next state of a repository.
-func follow(t *testing.T, g atoll.Git) (next func() (sandbox.GitEvent, error)) {
+func follow(t *testing.T, g atoll.Git) (next func() (coding.GitEvent, error)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	states, err := g.Watch(ctx)
@@ -46,7 +48,7 @@ func follow(t *testing.T, g atoll.Git) (next func() (sandbox.GitEvent, error)) {
 		cancel()
 		stop()
 	})
-	return func() (sandbox.GitEvent, error) {
+	return func() (coding.GitEvent, error) {
 		e, err, more := pull()
 		if !more {
 			t.Fatal("the states ended without a reason")
@@ -64,7 +66,7 @@ func TestGitOfSessionsIsWatched(t *testing.T) {
 	ok(t, err)
 	mine := follow(t, s.Git(dir))
 	first, err := mine()
-	if err != nil || !first.IsRepo || first.Head != "main" || first.Dirty || first.Reason != sandbox.GitStart || first.LeaseEpoch != 1 || first.Revision == 0 {
+	if err != nil || !first.IsRepo || first.Head != "main" || first.Dirty || first.Reason != coding.GitStart || first.LeaseEpoch != 1 || first.Revision == 0 {
 		t.Fatalf("the first state: %+v, %v", first, err)
 	}
 	reading := follow(t, atoll.Handle(daemontest.Bearer(t, d, k.Token), s.Receipt().Sandbox).Git(dir))
@@ -72,8 +74,8 @@ func TestGitOfSessionsIsWatched(t *testing.T) {
 		t.Errorf("the first state of another caller: %+v, %v", e, err)
 	}
 	runShell(t, s, "cd project && touch new")
-	for _, next := range []func() (sandbox.GitEvent, error){mine, reading} {
-		if e, err := next(); err != nil || e.Files != 1 || !e.Dirty || e.Reason != sandbox.GitWatch || e.Revision != first.Revision+1 {
+	for _, next := range []func() (coding.GitEvent, error){mine, reading} {
+		if e, err := next(); err != nil || e.Files != 1 || !e.Dirty || e.Reason != coding.GitWatch || e.Revision != first.Revision+1 {
 			t.Errorf("a new file: %+v, %v", e, err)
 		}
 	}
@@ -132,14 +134,14 @@ func TestEventsOfTerminals(t *testing.T) {
 		reason           sandbox.Reason
 	}
 	want := []event{
-		{sandbox.EventTerminalExited, ended.Info().ID, "sh", 0, 0, "", sandbox.ReasonExited},
-		{sandbox.EventTerminalExited, left.Info().ID, "sleep", 0, 0, "", sandbox.ReasonOwnerGone},
-		{sandbox.EventTerminalStarted, ended.Info().ID, "sh", 100, 40, dir, ""},
-		{sandbox.EventTerminalStarted, left.Info().ID, "sleep", 100, 40, "", ""},
+		{eventtype.TerminalExited, ended.Info().ID, "sh", 0, 0, "", sandbox.ReasonExited},
+		{eventtype.TerminalExited, left.Info().ID, "sleep", 0, 0, "", sandbox.ReasonOwnerGone},
+		{eventtype.TerminalStarted, ended.Info().ID, "sh", 100, 40, dir, ""},
+		{eventtype.TerminalStarted, left.Info().ID, "sleep", 100, 40, "", ""},
 	}
 	var got []event
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
-		all, err := logged(t, c, sandbox.EventTerminalStarted, sandbox.EventTerminalExited)
+		all, err := logged(t, c, eventtype.TerminalStarted, eventtype.TerminalExited)
 		ok(t, err)
 		got = nil
 		for _, e := range all {

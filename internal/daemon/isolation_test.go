@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -193,17 +194,17 @@ func TestAttackIsolationOfAPolicy(t *testing.T) {
 	refusedFor(t, "a weak provider by name", err, "", "soft gives kernel")
 
 	// A copy cannot shed the label and move; one that gets the label must be strong enough.
-	copies, err := s.Fork(t.Context(), sandbox.ForkRequest{Count: 1, Labels: map[string]string{"kind": "free"}})
+	copies, err := s.Fork(t.Context(), durable.ForkRequest{Count: 1, Labels: map[string]string{"kind": "free"}})
 	if err != nil || copies[0].Info().Provider != "hard" || copies[0].Info().Isolation != sandbox.IsolationHardware {
 		t.Errorf("a copy: %+v, %v", copies, err)
 	}
-	_, err = plain.Fork(t.Context(), sandbox.ForkRequest{Count: 1, Labels: walled})
+	_, err = plain.Fork(t.Context(), durable.ForkRequest{Count: 1, Labels: walled})
 	refusedFor(t, "a copy of a weaker sandbox", err, "", "gives kernel, and hardware is demanded")
 	_, err = plain.Update(t.Context(), sandbox.Change{Labels: map[string]*string{"kind": new("walled")}})
 	refusedFor(t, "a label later", err, "wall.isolation")
 
 	// A snapshot of the sandbox demands what the sandbox did.
-	snap, err := s.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "kept"})
+	snap, err := s.Snapshot(t.Context(), durable.SnapshotRequest{Name: "kept"})
 	if err != nil {
 		t.Fatal(err)
 	}

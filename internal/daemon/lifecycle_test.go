@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // shell runs a script and returns its output.
@@ -165,13 +166,13 @@ func TestSnapshots(t *testing.T) {
 	c, other := daemontest.Client(t, d), bearer(t, d, "other", "admin")
 	s := create(t, c, sandbox.Spec{Name: "one", Env: map[string]string{"TOKEN": "x"}, Workdir: "/work"})
 	shell(t, s, "echo 1 > f")
-	snap, err := s.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "before", Labels: map[string]string{"task": "7"}})
+	snap, err := s.Snapshot(t.Context(), durable.SnapshotRequest{Name: "before", Labels: map[string]string{"task": "7"}})
 	if err != nil || snap.Name != "before" || !snap.Ready || snap.Memory || snap.Size == 0 || snap.Parent != s.ID() || snap.Engine == "" {
 		t.Fatalf("%+v %v", snap, err)
 	}
-	_, err = s.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "before"})
+	_, err = s.Snapshot(t.Context(), durable.SnapshotRequest{Name: "before"})
 	wantCode(t, err, sandbox.CodeAlreadyExists)
-	_, err = s.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "deep", Memory: true})
+	_, err = s.Snapshot(t.Context(), durable.SnapshotRequest{Name: "deep", Memory: true})
 	wantCode(t, err, sandbox.CodeUnsupported)
 	shell(t, s, "echo 2 > f")
 	again := create(t, c, sandbox.Spec{Name: "again", Snapshot: "before"})
@@ -223,7 +224,7 @@ func TestSnapshotOfStopped(t *testing.T) {
 	shell(t, s, "echo 1 > /f")
 	info, err := s.Stop(t.Context(), 0)
 	must(t, sandbox.Stopped, info, err)
-	if _, err := s.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "later"}); err != nil {
+	if _, err := s.Snapshot(t.Context(), durable.SnapshotRequest{Name: "later"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Destroy(t.Context()); err != nil {
@@ -275,7 +276,7 @@ func TestFork(t *testing.T) {
 	c := daemontest.Client(t, m.Start(t, nil))
 	s := create(t, c, sandbox.Spec{Name: "one", Env: map[string]string{"TOKEN": "x"}, Labels: map[string]string{"a": "b"}})
 	shell(t, s, "echo parent > /f")
-	copies, err := s.Fork(t.Context(), sandbox.ForkRequest{Count: 3, Prefix: "try", Labels: map[string]string{"c": "d"}})
+	copies, err := s.Fork(t.Context(), durable.ForkRequest{Count: 3, Prefix: "try", Labels: map[string]string{"c": "d"}})
 	if err != nil || len(copies) != 3 {
 		t.Fatalf("%v %v", copies, err)
 	}
@@ -291,11 +292,11 @@ func TestFork(t *testing.T) {
 	if out := shell(t, s, "cat /f"); out != "parent\n" {
 		t.Errorf("a copy reached its parent: %q", out)
 	}
-	_, err = s.Fork(t.Context(), sandbox.ForkRequest{Count: 2, Prefix: "try"})
+	_, err = s.Fork(t.Context(), durable.ForkRequest{Count: 2, Prefix: "try"})
 	wantCode(t, err, sandbox.CodeAlreadyExists)
 	info, err := s.Stop(t.Context(), 0)
 	must(t, sandbox.Stopped, info, err)
-	if copies, err = s.Fork(t.Context(), sandbox.ForkRequest{}); err != nil || shell(t, copies[0], "cat /f") != "parent\n" {
+	if copies, err = s.Fork(t.Context(), durable.ForkRequest{}); err != nil || shell(t, copies[0], "cat /f") != "parent\n" {
 		t.Errorf("a stopped one: %v %v", copies, err)
 	}
 	agree(t, m, c)
@@ -360,11 +361,11 @@ func TestLifecycleCrashPoints(t *testing.T) {
 		return err
 	}
 	snapshot := func(ctx context.Context, s *atoll.Sandbox) error {
-		_, err := s.Snapshot(ctx, sandbox.SnapshotRequest{Name: "snap"})
+		_, err := s.Snapshot(ctx, durable.SnapshotRequest{Name: "snap"})
 		return err
 	}
 	fork := func(ctx context.Context, s *atoll.Sandbox) error {
-		_, err := s.Fork(ctx, sandbox.ForkRequest{Count: 2, Prefix: "try"})
+		_, err := s.Fork(ctx, durable.ForkRequest{Count: 2, Prefix: "try"})
 		return err
 	}
 	update := func(ctx context.Context, s *atoll.Sandbox) error {

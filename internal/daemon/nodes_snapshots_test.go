@@ -12,11 +12,12 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // snapshotsOn returns the snapshots that a node has, whoever took them.
-func snapshotsOn(t *testing.T, n *nodeDaemon) (all []sandbox.Snapshot) {
+func snapshotsOn(t *testing.T, n *nodeDaemon) (all []durable.Snapshot) {
 	t.Helper()
 	for s, err := range n.client(t).Snapshots(t.Context(), nil) {
 		if err != nil {
@@ -67,7 +68,7 @@ func TestNodesShareSnapshots(t *testing.T) {
 		if out := shell(t, got, "cat /f; echo $TOKEN"); out != "far\nt\n" {
 			t.Errorf("sandbox %d on the other node: %q", i, out)
 		}
-		copies, err := got.Fork(t.Context(), sandbox.ForkRequest{})
+		copies, err := got.Fork(t.Context(), durable.ForkRequest{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -177,7 +178,7 @@ func TestAttackSnapshotImport(t *testing.T) {
 	c := daemontest.Client(t, d)
 	box := create(t, c, sandbox.Spec{Name: "one"})
 	shell(t, box, "echo secret > /f")
-	if _, err := box.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "before"}); err != nil {
+	if _, err := box.Snapshot(t.Context(), durable.SnapshotRequest{Name: "before"}); err != nil {
 		t.Fatal(err)
 	}
 	var whole bytes.Buffer

@@ -21,6 +21,8 @@ import (
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
+	"github.com/atoll-run/atoll/sandbox/eventtype"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -180,7 +182,7 @@ func TestNodesPlaceAndServe(t *testing.T) {
 	if _, err := box.Files().Write(t.Context(), "/note", strings.NewReader("kept"), atoll.WriteOptions{}); err != nil {
 		t.Error(err)
 	}
-	events, err := logged(t, s.Client, sandbox.EventNodePlaced)
+	events, err := logged(t, s.Client, eventtype.NodePlaced)
 	if err != nil || len(events) != 1 || events[0].Subject != "node-a" || !strings.Contains(events[0].Policy, "GiB of memory free") || events[0].Sandbox != box.ID() {
 		t.Errorf("the log has %+v, %v; want why a was chosen", events, err)
 	}
@@ -315,7 +317,7 @@ func TestNodesDrain(t *testing.T) {
 	s.state(t, "a", operator.NodeRemoved)
 	s.cordon(t, "a", false)
 	s.state(t, "a", operator.NodeReady)
-	for _, want := range []string{sandbox.EventNodeDrained, sandbox.EventNodeRemoved, sandbox.EventNodeChanged} {
+	for _, want := range []string{eventtype.NodeDrained, eventtype.NodeRemoved, eventtype.NodeChanged} {
 		if events, err := logged(t, s.Client, want); err != nil || len(events) == 0 || events[0].Subject != "a" {
 			t.Errorf("%s: the log has %+v, %v", want, events, err)
 		}
@@ -358,7 +360,7 @@ func TestNodesLost(t *testing.T) {
 	if got := runShell(t, now, "cat /workspace/note"); got != "saved" {
 		t.Errorf("rebuilt, it has %q", got)
 	}
-	if r := now.Receipt(); r.Provider != "node-b" || r.Outcome != sandbox.OutcomeRebuilt || r.Epoch < 2 || !strings.Contains(r.Why, "its node was given up") {
+	if r := now.Receipt(); r.Provider != "node-b" || r.Outcome != durable.OutcomeRebuilt || r.Epoch < 2 || !strings.Contains(r.Why, "its node was given up") {
 		t.Errorf("the receipt: %+v", r)
 	}
 	if got, err := s.Get(t.Context(), string(alone.ID())); err != nil || got.Info().State != sandbox.Gone {

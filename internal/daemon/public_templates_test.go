@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/envd"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -46,7 +47,7 @@ func newNeighbours(t *testing.T, change func(*daemon.Options)) *neighbours {
 	s.rival, s.rivalKey = s.key("rival", "read", "exec", "write")
 	box := create(t, s.acme, sandbox.Spec{Name: "build"})
 	for _, name := range []string{"web", "hidden"} {
-		snap, err := box.Snapshot(t.Context(), sandbox.SnapshotRequest{Labels: map[string]string{sandbox.LabelTemplate: name}})
+		snap, err := box.Snapshot(t.Context(), durable.SnapshotRequest{Labels: map[string]string{durable.LabelTemplate: name}})
 		ok(t, err)
 		s.memory[name] = snap.ID
 		s.template("acme", name, "latest", snap.ID, "")
@@ -68,7 +69,7 @@ func (s *neighbours) template(tenant, name, tag, snapshot, withheld string) {
 	s.Helper()
 	ok(s.T, s.db.Update(s.Context(), func(tx *store.Tx) error {
 		_, err := tx.Templates().Set(s.Context(), store.Template{
-			Template: sandbox.Template{
+			Template: durable.Template{
 				Name: name, Tag: tag, Image: "host", Base: "sha256:base", Snapshot: snapshot, Created: tx.Now(), Steps: 3,
 				Build: "build-of-" + name, Memory: 64 << 20,
 			},

@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -81,7 +82,7 @@ func TestPublishedPorts(t *testing.T) {
 	if _, err := s.Start(t.Context()); err != nil || !listens(at) {
 		t.Errorf("it does not listen after a start: %v", err)
 	}
-	copies, err := s.Fork(t.Context(), sandbox.ForkRequest{})
+	copies, err := s.Fork(t.Context(), durable.ForkRequest{})
 	if err != nil || len(copies[0].Info().Ports) != 0 {
 		t.Errorf("a copy has ports of its parent: %v", err)
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -111,7 +112,7 @@ func TestUsageCanBeAddedUp(t *testing.T) {
 	for _, huge := range []sandbox.Resources{{Memory: math.MaxInt64}, {Disk: math.MaxInt64}} {
 		_, err := boss.Create(t.Context(), sandbox.Spec{Resources: huge}, atoll.CreateOptions{})
 		wantCode(t, err, sandbox.CodeInvalid)
-		s := create(t, boss, sandbox.Spec{Resources: sandbox.Resources{Memory: sandbox.MaxMemory, Disk: sandbox.MaxDisk}})
+		s := create(t, boss, sandbox.Spec{Resources: sandbox.Resources{Memory: bounds.MaxMemory, Disk: bounds.MaxDisk}})
 		_, err = s.Update(t.Context(), sandbox.Change{Resources: huge})
 		wantCode(t, err, sandbox.CodeInvalid)
 	}
@@ -120,7 +121,7 @@ func TestUsageCanBeAddedUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, one := range all {
-		if one.ID == "acme" && (one.Usage.Memory != 2*sandbox.MaxMemory || one.Usage.Disk != 2*sandbox.MaxDisk) {
+		if one.ID == "acme" && (one.Usage.Memory != 2*bounds.MaxMemory || one.Usage.Disk != 2*bounds.MaxDisk) {
 			t.Errorf("%+v", one.Usage)
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // filmed writes programs that pretend to be a desktop and ffmpeg to a directory,
@@ -65,11 +65,11 @@ func TestDesktopsAreRecorded(t *testing.T) {
 	}
 
 	r := v.record("acme", body)
-	if r.Kind != sandbox.RecordDesktop || r.Format != sandbox.FormatVideo || r.FPS != 15 || r.Max != 600 || r.Process != "" {
+	if r.Kind != viewing.RecordDesktop || r.Format != viewing.FormatVideo || r.FPS != 15 || r.Max != 600 || r.Process != "" {
 		t.Errorf("started: %+v", r)
 	}
 	got := v.stop(r.ID)
-	if got.State != sandbox.RecordingAvailable || got.Reason != sandbox.ReasonAdmin || got.Size != int64(len(want)) {
+	if got.State != viewing.RecordingAvailable || got.Reason != viewing.ReasonAdmin || got.Size != int64(len(want)) {
 		t.Errorf("stopped: %+v, want %d bytes", got, len(want))
 	}
 	if code, file := v.fetch("reader", r.ID); code != http.StatusOK || !bytes.Equal(file, want) {
@@ -86,7 +86,7 @@ func TestDesktopsAreRecorded(t *testing.T) {
 	ok(t, err)
 	_ = resp.Body.Close()
 	// A browser never shows what a sandbox wrote as a page of the daemon.
-	if h := resp.Header; h.Get("Content-Type") != sandbox.VideoType || h.Get("X-Content-Type-Options") != "nosniff" || !strings.HasPrefix(h.Get("Content-Disposition"), "attachment") {
+	if h := resp.Header; h.Get("Content-Type") != viewing.VideoType || h.Get("X-Content-Type-Options") != "nosniff" || !strings.HasPrefix(h.Get("Content-Disposition"), "attachment") {
 		t.Errorf("headers: %v", h)
 	}
 	if _, err := os.Stat(filepath.Join(v.dir, "blobs", "recordings", "acme", string(r.Sandbox), r.ID+".mp4")); err != nil {
@@ -101,13 +101,13 @@ func TestDesktopsAreRecorded(t *testing.T) {
 	if code := v.call("acme", http.MethodDelete, "/v1/sandboxes/box", "", nil); code != http.StatusNoContent {
 		t.Fatal(code)
 	}
-	if r := v.until(last.ID, sandbox.RecordingAvailable); r.Reason != sandbox.ReasonReaped || r.Size != int64(len(want)) {
+	if r := v.until(last.ID, viewing.RecordingAvailable); r.Reason != viewing.ReasonReaped || r.Size != int64(len(want)) {
 		t.Errorf("after the sandbox: %+v", r)
 	}
 }
 
 // oneRight returns the token of a key of acme with one permission.
-func (v *viewing) oneRight(verb string) string {
+func (v *viewers) oneRight(verb string) string {
 	v.t.Helper()
 	var made struct{ Token string }
 	if code := v.call("boss", http.MethodPost, "/v1/keys", `{"verbs":["`+verb+`"]}`, &made); code != http.StatusCreated || made.Token == "" {
@@ -142,7 +142,7 @@ func TestDesktopsThatCannotBeRecorded(t *testing.T) {
 	if code := v.call("acme", http.MethodPost, "/v1/sandboxes/box/recordings", `{"kind":"desktop"}`, nil); code == http.StatusCreated {
 		t.Error("an image without a desktop is recorded")
 	}
-	var page struct{ Recordings []sandbox.Recording }
+	var page struct{ Recordings []viewing.Recording }
 	if v.call("acme", http.MethodGet, "/v1/recordings", "", &page); len(page.Recordings) != 0 {
 		t.Errorf("recordings: %+v", page)
 	}

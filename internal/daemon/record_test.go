@@ -20,6 +20,8 @@ import (
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // cast is an asciicast file of version 2.
@@ -50,7 +52,7 @@ func parseCast(t *testing.T, file []byte) (c cast) {
 	return c
 }
 
-func (v *viewing) fetch(key, id string) (code int, file []byte) {
+func (v *viewers) fetch(key, id string) (code int, file []byte) {
 	v.t.Helper()
 	r, _ := http.NewRequestWithContext(v.t.Context(), http.MethodGet, "http://"+v.at+"/v1/recordings/"+id+"/content", nil)
 	r.Header.Set("Authorization", "Bearer "+v.key[key])
@@ -66,15 +68,15 @@ func (v *viewing) fetch(key, id string) (code int, file []byte) {
 	return resp.StatusCode, file
 }
 
-func (v *viewing) record(key, body string) (r sandbox.Recording) {
+func (v *viewers) record(key, body string) (r viewing.Recording) {
 	v.t.Helper()
-	if code := v.call(key, http.MethodPost, "/v1/sandboxes/box/recordings", body, &r); code != http.StatusCreated || r.State != sandbox.RecordingRunning {
+	if code := v.call(key, http.MethodPost, "/v1/sandboxes/box/recordings", body, &r); code != http.StatusCreated || r.State != viewing.RecordingRunning {
 		v.t.Fatalf("recording: %d, %+v", code, r)
 	}
 	return r
 }
 
-func (v *viewing) stop(id string) (r sandbox.Recording) {
+func (v *viewers) stop(id string) (r viewing.Recording) {
 	v.t.Helper()
 	if code := v.call("acme", http.MethodPost, "/v1/recordings/"+id+"/stop", "", &r); code != http.StatusOK {
 		v.t.Fatalf("stopping: %d", code)
@@ -83,7 +85,7 @@ func (v *viewing) stop(id string) (r sandbox.Recording) {
 }
 
 // until waits until a recording has a state.
-func (v *viewing) until(id string, state sandbox.RecordingState) (r sandbox.Recording) {
+func (v *viewers) until(id string, state viewing.RecordingState) (r viewing.Recording) {
 	v.t.Helper()
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		if v.call("acme", http.MethodGet, "/v1/recordings/"+id, "", &r); r.State == state {
@@ -117,7 +119,7 @@ func TestTerminalsAreRecorded(t *testing.T) {
 	if r.Process == "" || r.Process != typing.Process {
 		t.Fatalf("recorded are %q and %q, want the shared login shell", r.Process, typing.Process)
 	}
-	driving := v.sit(v.terminal("acme", "control"), sandbox.TerminalMessage{Size: &sandbox.WindowSize{Cols: 101, Rows: 33}})
+	driving := v.sit(v.terminal("acme", "control"), viewing.TerminalMessage{Size: &sandbox.WindowSize{Cols: 101, Rows: 33}})
 	driving.until("the size", func() bool { return driving.last.Size != nil && driving.last.Size.Cols == 101 })
 	driving.types("echo a$((40+2))b; printf '\\342\\202'; sleep 0.1; printf '\\254!\\n'\n")
 	driving.sees("a42b")
@@ -133,7 +135,7 @@ func TestTerminalsAreRecorded(t *testing.T) {
 		t.Errorf("stored before the end: %q", files)
 	}
 	got := v.stop(r.ID)
-	if got.State != sandbox.RecordingAvailable || got.Reason != sandbox.ReasonAdmin || got.Size == 0 || got.Ended.Before(got.Started) {
+	if got.State != viewing.RecordingAvailable || got.Reason != viewing.ReasonAdmin || got.Size == 0 || got.Ended.Before(got.Started) {
 		t.Errorf("stopped: %+v", got)
 	}
 	if again := v.stop(r.ID); again != got {
@@ -176,7 +178,7 @@ func TestTerminalsAreRecorded(t *testing.T) {
 		t.Errorf("after one was removed, there are %q", files)
 	}
 	for query, want := range map[string]int{"": 1, "?sandbox=box": 1, "?sandbox=" + string(r.Sandbox): 1, "?sandbox=other": 0, "?session=box": 0} {
-		var page struct{ Recordings []sandbox.Recording }
+		var page struct{ Recordings []viewing.Recording }
 		v.call("reader", http.MethodGet, "/v1/recordings"+query, "", &page)
 		if len(page.Recordings) != want {
 			t.Errorf("list%s: %+v", query, page)
@@ -205,22 +207,22 @@ func TestTerminalsAreRecorded(t *testing.T) {
 func TestRecordingsEnd(t *testing.T) {
 	v := newViewing(t)
 	ended := v.record("acme", `{}`)
-	shell := v.sit(v.terminal("acme", "control"), sandbox.TerminalMessage{})
+	shell := v.sit(v.terminal("acme", "control"), viewing.TerminalMessage{})
 	shell.types("echo by''e; exit 3\n")
-	if r := v.until(ended.ID, sandbox.RecordingAvailable); r.Reason != sandbox.ReasonExited {
+	if r := v.until(ended.ID, viewing.RecordingAvailable); r.Reason != sandbox.ReasonExited {
 		t.Errorf("after the exit: %+v", r)
 	}
 	if _, file := v.fetch("acme", ended.ID); !strings.Contains(parseCast(t, file).text["o"], "bye") {
 		t.Errorf("the last words are missing: %q", file)
 	}
 	short, long := v.record("acme", `{"maxSeconds":1}`), v.record("acme", `{}`)
-	if r := v.until(short.ID, sandbox.RecordingAvailable); r.Reason != sandbox.ReasonTimeLimit {
+	if r := v.until(short.ID, viewing.RecordingAvailable); r.Reason != viewing.ReasonTimeLimit {
 		t.Errorf("after a second: %+v", r)
 	}
 	if code := v.call("acme", http.MethodDelete, "/v1/sandboxes/box", "", nil); code != http.StatusNoContent {
 		t.Fatal(code)
 	}
-	if r := v.until(long.ID, sandbox.RecordingAvailable); r.Reason != sandbox.ReasonReaped || r.Size == 0 {
+	if r := v.until(long.ID, viewing.RecordingAvailable); r.Reason != viewing.ReasonReaped || r.Size == 0 {
 		t.Errorf("after the sandbox: %+v", r)
 	}
 	if code, _ := v.fetch("acme", long.ID); code != http.StatusOK {
@@ -233,11 +235,11 @@ func TestRecordingsAreRedacted(t *testing.T) {
 	v := newViewing(t)
 	c := daemontest.Bearer(t, v.d, v.key["boss"])
 	const value = "sesame-open-4711"
-	_, err := c.CreateSecret(t.Context(), sandbox.NewSecret{Name: "door", Value: []byte(value), AllowEnv: true})
+	_, err := c.CreateSecret(t.Context(), durable.NewSecret{Name: "door", Value: []byte(value), AllowEnv: true})
 	ok(t, err)
 	box := create(t, c, sandbox.Spec{Name: "quiet", Redact: true, Secrets: []sandbox.SecretRef{{Name: "door", Env: "DOOR", Mode: sandbox.SecretEnv}}})
 	defer func() { _ = box.Destroy(context.WithoutCancel(t.Context())) }()
-	r, err := box.Record(t.Context(), sandbox.NewRecording{Input: true})
+	r, err := box.Record(t.Context(), viewing.NewRecording{Input: true})
 	ok(t, err)
 	term, err := box.Terminal(t.Context(), atoll.TerminalOptions{})
 	ok(t, err)
@@ -245,7 +247,7 @@ func TestRecordingsAreRedacted(t *testing.T) {
 	go func() { _, _ = io.WriteString(term.Stdin(), "echo first $DOOR; echo "+value+"; exit\n") }()
 	_, err = io.ReadAll(term.Stdout())
 	ok(t, err)
-	v.until(r.ID, sandbox.RecordingAvailable)
+	v.until(r.ID, viewing.RecordingAvailable)
 	content, err := c.FetchRecording(t.Context(), r.ID)
 	ok(t, err)
 	defer content.Close()
@@ -266,9 +268,9 @@ func TestSessionsFlushRecordings(t *testing.T) {
 	c := daemontest.Client(t, d)
 	s := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
 	t.Cleanup(func() { _ = s.Destroy(context.WithoutCancel(t.Context())) })
-	r, err := s.Record(t.Context(), sandbox.NewRecording{})
+	r, err := s.Record(t.Context(), viewing.NewRecording{})
 	ok(t, err)
-	if r.Session != "agent" || r.State != sandbox.RecordingRunning {
+	if r.Session != "agent" || r.State != viewing.RecordingRunning {
 		t.Errorf("recording %+v", r)
 	}
 	stored := func(word string) bool {
@@ -305,16 +307,16 @@ func TestSessionsFlushRecordings(t *testing.T) {
 	}
 	now, err := c.Recording(t.Context(), r.ID)
 	ok(t, err)
-	if now.State != sandbox.RecordingRunning || now.Size == 0 {
+	if now.State != viewing.RecordingRunning || now.Size == 0 {
 		t.Errorf("after the save: %+v", now)
 	}
 	ok(t, s.Destroy(t.Context()))
-	for deadline := time.Now().Add(time.Minute); now.State != sandbox.RecordingAvailable; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); now.State != viewing.RecordingAvailable; time.Sleep(20 * time.Millisecond) {
 		if now, err = c.Recording(t.Context(), r.ID); err != nil || time.Now().After(deadline) {
 			t.Fatalf("%+v, %v", now, err)
 		}
 	}
-	if now.Reason != sandbox.ReasonReaped && now.Reason != sandbox.ReasonRollover {
+	if now.Reason != viewing.ReasonReaped && now.Reason != viewing.ReasonRollover {
 		t.Errorf("after the end: %+v", now)
 	}
 }
@@ -333,7 +335,7 @@ func TestRecordingsOfADaemonThatEnds(t *testing.T) {
 		}
 	})
 	box := create(t, daemontest.Client(t, d), sandbox.Spec{Name: "box"})
-	r, err := box.Record(t.Context(), sandbox.NewRecording{})
+	r, err := box.Record(t.Context(), viewing.NewRecording{})
 	ok(t, err)
 	ok(t, d.Close())
 	left, err := processes.Attach(t.Context(), box.ID())
@@ -347,14 +349,14 @@ func TestRecordingsOfADaemonThatEnds(t *testing.T) {
 		return row
 	}
 	row := get(r.ID)
-	if row.State != sandbox.RecordingAvailable || row.Reason != sandbox.ReasonReaped || row.Size == 0 || len(casts(t, m.Dir)) != 1 {
+	if row.State != viewing.RecordingAvailable || row.Reason != viewing.ReasonReaped || row.Size == 0 || len(casts(t, m.Dir)) != 1 {
 		t.Fatalf("the daemon left %+v", row)
 	}
 
 	whole := "{\"version\":2,\"width\":80,\"height\":24}\n[0.1,\"o\",\"a\"]\n"
 	leave := func(id, text string) {
 		t.Helper()
-		row.ID, row.State, row.Reason, row.Ended, row.Size = id, sandbox.RecordingRunning, "", time.Time{}, 0
+		row.ID, row.State, row.Reason, row.Ended, row.Size = id, viewing.RecordingRunning, "", time.Time{}, 0
 		ok(t, db.Update(t.Context(), func(tx *store.Tx) error { return tx.Recordings().Create(t.Context(), row, 100, 1<<30) }))
 		if text != "" {
 			ok(t, os.WriteFile(filepath.Join(m.Dir, "recordings", id+".cast"), []byte(text), 0o600))
@@ -364,14 +366,14 @@ func TestRecordingsOfADaemonThatEnds(t *testing.T) {
 	leave("rec-nothing", "")
 	d = m.Start(t, nil)
 	c := daemontest.Client(t, d)
-	for id, want := range map[string]sandbox.RecordingState{"rec-killed": sandbox.RecordingAvailable, "rec-nothing": sandbox.RecordingFailed} {
+	for id, want := range map[string]viewing.RecordingState{"rec-killed": viewing.RecordingAvailable, "rec-nothing": viewing.RecordingFailed} {
 		for deadline := time.Now().Add(time.Minute); get(id).State != want; time.Sleep(20 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("%s is %+v", id, get(id))
 			}
 		}
 	}
-	if row := get("rec-nothing"); row.Reason != sandbox.ReasonBoxDeath {
+	if row := get("rec-nothing"); row.Reason != viewing.ReasonBoxDeath {
 		t.Errorf("without a file: %+v", row)
 	}
 	content, err := c.FetchRecording(t.Context(), "rec-killed")
@@ -389,7 +391,7 @@ func TestFailedUploadsAreTriedAgain(t *testing.T) {
 	r := v.record("acme", `{}`)
 	blocked := filepath.Join(v.dir, "blobs", "recordings")
 	ok(t, os.WriteFile(blocked, nil, 0o600))
-	if got := v.stop(r.ID); got.State != sandbox.RecordingFailed || got.Reason != sandbox.ReasonUploadFailed {
+	if got := v.stop(r.ID); got.State != viewing.RecordingFailed || got.Reason != viewing.ReasonUploadFailed {
 		t.Errorf("stored although it cannot be: %+v", got)
 	}
 	if code, file := v.fetch("acme", r.ID); code != http.StatusOK || parseCast(t, file).Width != 80 {
@@ -406,7 +408,7 @@ func TestFailedUploadsAreTriedAgain(t *testing.T) {
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		now, err := c.Recording(t.Context(), r.ID)
 		ok(t, err)
-		if now.State == sandbox.RecordingAvailable {
+		if now.State == viewing.RecordingAvailable {
 			break
 		}
 		if time.Now().After(deadline) {

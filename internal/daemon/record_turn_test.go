@@ -8,12 +8,14 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // turns lists the recordings of a session.
-func (v *viewing) turns(session string) []sandbox.Recording {
+func (v *viewers) turns(session string) []viewing.Recording {
 	v.t.Helper()
-	var page struct{ Recordings []sandbox.Recording }
+	var page struct{ Recordings []viewing.Recording }
 	if code := v.call("acme", http.MethodGet, "/v1/recordings?session="+session, "", &page); code != http.StatusOK {
 		v.t.Fatal(code)
 	}
@@ -21,7 +23,7 @@ func (v *viewing) turns(session string) []sandbox.Recording {
 }
 
 // acts uses the desktop of a sandbox.
-func (v *viewing) acts(key string, id sandbox.ID) {
+func (v *viewers) acts(key string, id sandbox.ID) {
 	v.t.Helper()
 	if code := v.call(key, http.MethodPost, "/v1/sandboxes/"+string(id)+"/computer", `{"actions":[{"action":"click","x":1,"y":1}]}`, nil); code != http.StatusOK {
 		v.t.Fatalf("%s acts: %d", key, code)
@@ -35,7 +37,7 @@ func TestTurnsAreRecorded(t *testing.T) {
 	const session = "/v1/sessions/agent"
 	turn := func(id string) sandbox.ID {
 		t.Helper()
-		var got sandbox.Acquired
+		var got durable.Acquired
 		if code := v.call("acme", http.MethodPost, session+"/acquire", `{"kind":"turn","holder":"`+id+`"}`, &got); code != http.StatusOK {
 			t.Fatalf("acquiring: %d", code)
 		}
@@ -50,7 +52,7 @@ func TestTurnsAreRecorded(t *testing.T) {
 	if code := v.call("acme", http.MethodPost, "/v1/sessions", `{"name":"agent","record":"always"}`, nil); code != http.StatusBadRequest {
 		t.Errorf("an unknown mode: %d", code)
 	}
-	var made sandbox.Opened
+	var made durable.Opened
 	if code := v.call("acme", http.MethodPost, "/v1/sessions", `{"name":"agent","record":"on-turn","holder":{"kind":"viewer","holder":"keeps it"}}`, &made); code != http.StatusCreated {
 		t.Fatalf("the session: %d", code)
 	}
@@ -79,11 +81,11 @@ func TestTurnsAreRecorded(t *testing.T) {
 	v.acts("guest", id)
 	v.acts("acme", id)
 	all := v.turns("agent")
-	if len(all) != 1 || all[0].State != sandbox.RecordingRunning || all[0].Kind != sandbox.RecordDesktop || all[0].Title != "turn one" || all[0].Sandbox != id {
+	if len(all) != 1 || all[0].State != viewing.RecordingRunning || all[0].Kind != viewing.RecordDesktop || all[0].Title != "turn one" || all[0].Sandbox != id {
 		t.Fatalf("used: %+v", all)
 	}
 	release("one")
-	if r := v.until(all[0].ID, sandbox.RecordingAvailable); r.Reason != sandbox.ReasonTurnOver || r.Size != int64(len(want)) {
+	if r := v.until(all[0].ID, viewing.RecordingAvailable); r.Reason != viewing.ReasonTurnOver || r.Size != int64(len(want)) {
 		t.Errorf("after the turn: %+v", r)
 	}
 	v.acts("acme", id)
@@ -105,8 +107,8 @@ func TestTurnsAreRecorded(t *testing.T) {
 	if code := v.call("acme", http.MethodPatch, session, `{"record":"manual"}`, nil); code != http.StatusOK {
 		t.Errorf("changing: %d", code)
 	}
-	var doc sandbox.Session
-	if v.call("acme", http.MethodGet, session, "", &doc); doc.Record != sandbox.RecordManual {
+	var doc durable.Session
+	if v.call("acme", http.MethodGet, session, "", &doc); doc.Record != viewing.RecordManual {
 		t.Errorf("changed: %+v", doc)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll/internal/gateway/wire"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/eventtype"
 )
 
 // The events of a sandbox include decisions that were on their way from the
@@ -21,7 +22,7 @@ func TestEventsIncludeDecisionsInTransit(t *testing.T) {
 		hear(id, gateway.Event{Verdict: wire.Denied, Kind: "tcp", Host: "late.test", Port: 80, Reason: "no rule allows it"})
 	})
 	var found []string
-	q := sandbox.EventQuery{Ops: []string{string(ops.EgressFlow)}, Types: []string{sandbox.EventEgressDenied}, Sandbox: id}
+	q := sandbox.EventQuery{Ops: []string{string(ops.EgressFlow)}, Types: []string{eventtype.EgressDenied}, Sandbox: id}
 	for e, err := range c.Events(t.Context(), q) {
 		if err != nil {
 			t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // at calls a function once, at a fault point.
@@ -96,7 +97,7 @@ func TestJoinDuringRemoval(t *testing.T) {
 func TestPublishDuringRemoval(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)
-	late := sandbox.Archive{Kind: "snapshot", Ref: "archive-late"}
+	late := durable.Archive{Kind: "snapshot", Ref: "archive-late"}
 	c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) {
 		at(o, "session.cleared", func() error {
 			ctx := context.Background()
@@ -211,7 +212,7 @@ func TestSweepOfTarsDuringSave(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)
 	var ahead atomic.Int64 // of the clock
-	var saved sandbox.Archive
+	var saved durable.Archive
 	record := func(f func(ss store.Sessions) error) error {
 		return m.Store(t).Update(context.Background(), func(tx *store.Tx) error { return f(tx.Sessions()) })
 	}

@@ -31,7 +31,9 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // caller is a key with some permissions.
@@ -96,7 +98,7 @@ func (w *rightsWorld) renew(t *testing.T, kind string) {
 		var box *atoll.Sandbox
 		box, err = w.owner.Get(ctx, w.names["sandboxes"])
 		ok(t, err)
-		_, err = box.Snapshot(ctx, sandbox.SnapshotRequest{Name: name})
+		_, err = box.Snapshot(ctx, durable.SnapshotRequest{Name: name})
 	case "sessions":
 		var s *atoll.Session
 		s, err = w.owner.Sessions().Create(ctx, sandbox.Spec{}, atoll.SessionOptions{Name: name})
@@ -110,14 +112,14 @@ func (w *rightsWorld) renew(t *testing.T, kind string) {
 	case "profiles":
 		_, err = w.owner.CreateProfile(ctx, sandbox.Profile{Name: name})
 	case "secrets":
-		_, err = w.owner.CreateSecret(ctx, sandbox.NewSecret{Name: name, Value: []byte("v"), Hosts: []string{"a.example"}})
+		_, err = w.owner.CreateSecret(ctx, durable.NewSecret{Name: name, Value: []byte("v"), Hosts: []string{"a.example"}})
 	case "workspaces":
-		_, err = w.owner.CreateWorkspace(ctx, sandbox.NewWorkspace{Name: name})
+		_, err = w.owner.CreateWorkspace(ctx, durable.NewWorkspace{Name: name})
 		ok(t, err)
 		_, err = w.owner.PersistWorkspace(ctx, name, "")
 	case "templates":
 		err = w.db.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
-			_, err := tx.Templates().Set(ctx, store.Template{Template: sandbox.Template{Name: name, Tag: "latest", Image: "sha256:" + strings.Repeat("a", 64), Created: tx.Now()}, Tenant: "default"})
+			_, err := tx.Templates().Set(ctx, store.Template{Template: durable.Template{Name: name, Tag: "latest", Image: "sha256:" + strings.Repeat("a", 64), Created: tx.Now()}, Tenant: "default"})
 			return err
 		})
 	case "recordings":
@@ -125,7 +127,7 @@ func (w *rightsWorld) renew(t *testing.T, kind string) {
 		box, err = w.owner.Get(ctx, w.names["sandboxes"])
 		ok(t, err)
 		err = w.db.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
-			r := sandbox.Recording{ID: name, State: sandbox.RecordingAvailable, Sandbox: box.ID(), Started: tx.Now()}
+			r := viewing.Recording{ID: name, State: viewing.RecordingAvailable, Sandbox: box.ID(), Started: tx.Now()}
 			return tx.Recordings().Create(ctx, store.Recording{Recording: r, Tenant: "default"}, 1, 1)
 		})
 	default:

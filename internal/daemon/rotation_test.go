@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // sweepsOften has leases looked at every second.
@@ -41,7 +42,7 @@ func write(t *testing.T, s *atoll.Session) (acked int) {
 // replaced writes until the session has its second sandbox, and returns that and
 // the last number that was acknowledged. A request that is faster than an eviction
 // puts it off, and the sandbox serves again.
-func replaced(t *testing.T, s *atoll.Session) (r sandbox.Receipt, acked int) {
+func replaced(t *testing.T, s *atoll.Session) (r durable.Receipt, acked int) {
 	t.Helper()
 	for {
 		if n := write(t, s); n > 0 {
@@ -65,7 +66,7 @@ func TestBusySandboxesRotate(t *testing.T) {
 	c := daemontest.Client(t, d)
 	s := openSession(t, c, sandbox.Spec{Lifetime: sandbox.Lifetime{Timeout: 16 * time.Second}}, atoll.SessionOptions{Name: "agent", Turn: true})
 	r, acked := replaced(t, s)
-	if r.Epoch != 2 || r.Outcome != sandbox.OutcomeRebuilt {
+	if r.Epoch != 2 || r.Outcome != durable.OutcomeRebuilt {
 		t.Fatalf("the receipt: %+v", r)
 	}
 	if got := runShell(t, s, "cat /count"); got != strconv.Itoa(acked) {
@@ -98,7 +99,7 @@ func TestSlowCommandIsCut(t *testing.T) {
 	runShell(t, s, "echo before > /note")
 	_, err := s.Run(t.Context(), sandbox.Command{Shell: "sleep 60; echo after > /note"}, atoll.RunOptions{})
 	wantCode(t, err, sandbox.CodeStale)
-	if r, err := s.Acquire(t.Context()); err != nil || r.Epoch != 2 || r.Outcome != sandbox.OutcomeRebuilt {
+	if r, err := s.Acquire(t.Context()); err != nil || r.Epoch != 2 || r.Outcome != durable.OutcomeRebuilt {
 		t.Fatalf("the receipt: %+v, %v", r, err)
 	}
 	if got := runShell(t, s, "cat /note"); got != "before" {
@@ -140,7 +141,7 @@ func TestFailedCaptureIsReported(t *testing.T) {
 	}
 	runShell(t, s, "echo kept > /note")
 	broken.Store(false)
-	if r, _ := replaced(t, s); r.Epoch != 2 || r.Outcome != sandbox.OutcomeRebuilt {
+	if r, _ := replaced(t, s); r.Epoch != 2 || r.Outcome != durable.OutcomeRebuilt {
 		t.Fatalf("the receipt: %+v", r)
 	}
 	if got := runShell(t, s, "cat /note"); got != "kept" {

@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // A secret value never comes out: not in a response, not in the error for an
@@ -65,7 +66,7 @@ func TestAttackStoredSecretsStayIn(t *testing.T) {
 	send(http.MethodGet, "/v1/secrets/token/value", "", 405)
 	send(http.MethodGet, "/v1/events?limit=1000", "", 200)
 	send(http.MethodDelete, "/v1/secrets/token", "", 204)
-	_, err := c.CreateSecret(t.Context(), sandbox.NewSecret{Name: "raw", Value: []byte(canary + "\xff")})
+	_, err := c.CreateSecret(t.Context(), durable.NewSecret{Name: "raw", Value: []byte(canary + "\xff")})
 	if err != nil {
 		t.Fatal(err)
 	}

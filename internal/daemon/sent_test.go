@@ -14,10 +14,11 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // packed makes a session with files, and writes its envelope and archive.
-func packed(t *testing.T, c *atoll.Client) (s *atoll.Session, e sandbox.Envelope, file []byte) {
+func packed(t *testing.T, c *atoll.Client) (s *atoll.Session, e durable.Envelope, file []byte) {
 	t.Helper()
 	s = openSession(t, c, sandbox.Spec{Env: map[string]string{"TOKEN": "sesame"}}, atoll.SessionOptions{Name: "agent"})
 	runShell(t, s, "mkdir -p /workspace/sub; echo kept > /workspace/sub/note; echo other > /outside")
@@ -54,7 +55,7 @@ func TestArchivesGoAlongWithEnvelopes(t *testing.T) {
 
 	// Where it lives, the archive is not needed.
 	same, err := first.Sessions().ResumeFrom(t.Context(), e, bytes.NewReader(file), atoll.SessionOptions{})
-	if err != nil || same.ID() != s.ID() || same.Receipt().Outcome != sandbox.OutcomeAttached {
+	if err != nil || same.ID() != s.ID() || same.Receipt().Outcome != durable.OutcomeAttached {
 		t.Fatalf("resumed where it lives: %+v, %v", same, err)
 	}
 	_ = same.Close()
@@ -67,7 +68,7 @@ func TestArchivesGoAlongWithEnvelopes(t *testing.T) {
 		}
 		t.Cleanup(func() { _ = got.Close() })
 		r := got.Receipt()
-		if r.Outcome != sandbox.OutcomeRebuilt || !slices.Contains(r.Lost, sandbox.LostFiles) || !slices.Contains(r.Lost, sandbox.LostProcesses) {
+		if r.Outcome != durable.OutcomeRebuilt || !slices.Contains(r.Lost, durable.LostFiles) || !slices.Contains(r.Lost, durable.LostProcesses) {
 			t.Errorf("the receipt: %+v", r)
 		}
 		if said := runShell(t, got, "cat /workspace/sub/note; echo $TOKEN; ls /outside || true"); said != "kept" {
@@ -97,7 +98,7 @@ func TestArchivesGoAlongWithEnvelopes(t *testing.T) {
 func TestArchiveOfWorkspacesIsRefused(t *testing.T) {
 	t.Parallel()
 	c := daemontest.Client(t, daemontest.New(t).Start(t, nil))
-	if _, err := c.CreateWorkspace(t.Context(), sandbox.NewWorkspace{Name: "notes"}); err != nil {
+	if _, err := c.CreateWorkspace(t.Context(), durable.NewWorkspace{Name: "notes"}); err != nil {
 		t.Fatal(err)
 	}
 	s := openSession(t, c, sandbox.Spec{Workspaces: []sandbox.WorkspaceMount{{Name: "notes", Path: "/workspace"}}}, atoll.SessionOptions{Name: "agent"})
@@ -127,17 +128,17 @@ func TestAttackDigestOfAnotherTenant(t *testing.T) {
 		t.Fatal(err)
 	}
 	from := s.Receipt().From.Archive
-	for name, change := range map[string]func(*sandbox.Envelope){
-		"as it is":                  func(*sandbox.Envelope) {},
-		"without a sandbox":         func(e *sandbox.Envelope) { e.Box, e.State, e.Binding = "", nil, "" },
-		"without anything else":     func(e *sandbox.Envelope) { e.Box, e.State, e.Binding, e.Archive = "", nil, "", nil },
-		"with the victim's archive": func(e *sandbox.Envelope) { e.Box, e.Archive = "", from },
-		"with an archive that he says is another installation's": func(e *sandbox.Envelope) {
+	for name, change := range map[string]func(*durable.Envelope){
+		"as it is":                  func(*durable.Envelope) {},
+		"without a sandbox":         func(e *durable.Envelope) { e.Box, e.State, e.Binding = "", nil, "" },
+		"without anything else":     func(e *durable.Envelope) { e.Box, e.State, e.Binding, e.Archive = "", nil, "", nil },
+		"with the victim's archive": func(e *durable.Envelope) { e.Box, e.Archive = "", from },
+		"with an archive that he says is another installation's": func(e *durable.Envelope) {
 			a := *from
 			a.Binding = "0123456789abcdef"
 			e.Box, e.Archive = "", &a
 		},
-		"the victim's own": func(e *sandbox.Envelope) { *e = owned; e.Archive = from },
+		"the victim's own": func(e *durable.Envelope) { *e = owned; e.Archive = from },
 	} {
 		forged := e
 		change(&forged)
@@ -212,7 +213,7 @@ func TestArchivesInASharedBucket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := got.Receipt(); r.Outcome != sandbox.OutcomeRebuilt {
+	if r := got.Receipt(); r.Outcome != durable.OutcomeRebuilt {
 		t.Errorf("the receipt: %+v", r)
 	}
 	if said := runShell(t, got, "cat /workspace/note"); said != "kept" {

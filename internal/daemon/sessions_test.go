@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -41,12 +42,12 @@ func runShell(t *testing.T, s *atoll.Session, script string) string {
 func shortGrace(o *daemon.Options) { o.SessionGrace = time.Millisecond }
 
 // untilCold waits until the session has no sandbox.
-func untilCold(t *testing.T, c *atoll.Client, name string) sandbox.Session {
+func untilCold(t *testing.T, c *atoll.Client, name string) durable.Session {
 	t.Helper()
 	return untilLease(t, c, name, "cold")
 }
 
-func untilLease(t *testing.T, c *atoll.Client, name, state string) sandbox.Session {
+func untilLease(t *testing.T, c *atoll.Client, name, state string) durable.Session {
 	t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		s, err := c.Sessions().Get(t.Context(), name)
@@ -108,7 +109,7 @@ func TestDrainedSessionsAreRebuilt(t *testing.T) {
 	d := m.Start(t, shortGrace)
 	c := daemontest.Client(t, d)
 	s := openSession(t, c, sandbox.Spec{Env: map[string]string{"TOKEN": "sesame"}}, atoll.SessionOptions{Name: "agent", Labels: map[string]string{"team": "a"}})
-	if r := s.Receipt(); r.Outcome != sandbox.OutcomeCreated || r.Epoch != 1 || len(r.Lost) != 0 {
+	if r := s.Receipt(); r.Outcome != durable.OutcomeCreated || r.Epoch != 1 || len(r.Lost) != 0 {
 		t.Errorf("the receipt: %+v", r)
 	}
 	runShell(t, s, "echo kept > /note")
@@ -120,7 +121,7 @@ func TestDrainedSessionsAreRebuilt(t *testing.T) {
 		t.Errorf("sandboxes are left: %+v", all)
 	}
 	r, err := s.Acquire(t.Context())
-	if err != nil || r.Outcome != sandbox.OutcomeRebuilt || r.Epoch != 2 || r.From.Archive == nil || !slices.Contains(r.Lost, sandbox.LostProcesses) {
+	if err != nil || r.Outcome != durable.OutcomeRebuilt || r.Epoch != 2 || r.From.Archive == nil || !slices.Contains(r.Lost, durable.LostProcesses) {
 		t.Fatalf("the receipt: %+v, %v", r, err)
 	}
 	if got := runShell(t, s, "cat /note; echo $TOKEN"); got != "kept\nsesame" {
@@ -178,7 +179,7 @@ func TestOnlyGoneIsReplaced(t *testing.T) {
 
 	endOutside(t, m, first)
 	r, err := s.Acquire(t.Context())
-	if err != nil || r.Outcome != sandbox.OutcomeRebuilt || r.Sandbox == first || r.Epoch != 2 || r.Why == "" || !slices.Contains(r.Lost, sandbox.LostChanges) {
+	if err != nil || r.Outcome != durable.OutcomeRebuilt || r.Sandbox == first || r.Epoch != 2 || r.Why == "" || !slices.Contains(r.Lost, durable.LostChanges) {
 		t.Fatalf("after it was gone: %+v, %v; want rebuilt, and why", r, err)
 	}
 }
@@ -196,7 +197,7 @@ func TestStaleEpochHasNoEffect(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	if r := other.Receipt(); r.Epoch != 2 || !slices.Contains(r.Lost, sandbox.LostWorkspace) {
+	if r := other.Receipt(); r.Epoch != 2 || !slices.Contains(r.Lost, durable.LostWorkspace) {
 		t.Errorf("an empty sandbox in place of the old one: %+v; want everything lost", r)
 	}
 	_, err = old.Run(t.Context(), sandbox.Command{Shell: "echo stale > /y"}, atoll.RunOptions{})
@@ -214,7 +215,7 @@ func TestStaleEpochHasNoEffect(t *testing.T) {
 	if err != nil || len(events) != 4 || events[0].Epoch != 1 || events[0].Subject != "agent" {
 		t.Errorf("the log has %+v, %v; want four refusals", events, err)
 	}
-	if r, err := old.Acquire(t.Context()); err != nil || r.Outcome != sandbox.OutcomeAttached || r.Epoch != 2 {
+	if r, err := old.Acquire(t.Context()); err != nil || r.Outcome != durable.OutcomeAttached || r.Epoch != 2 {
 		t.Errorf("acquired again: %+v, %v", r, err)
 	}
 	runShell(t, old, "echo now > /y")
@@ -228,7 +229,7 @@ func TestOneSandboxForManyCallers(t *testing.T) {
 	const callers = 50
 	var wg sync.WaitGroup
 	var mu sync.Mutex
-	seen, outcomes := map[sandbox.ID]int{}, map[sandbox.Outcome]int{}
+	seen, outcomes := map[sandbox.ID]int{}, map[durable.Outcome]int{}
 	for range callers {
 		wg.Go(func() {
 			s, err := c.Sessions().Create(t.Context(), sandbox.Spec{}, atoll.SessionOptions{Name: "agent", AttachIfExists: true})
@@ -244,7 +245,7 @@ func TestOneSandboxForManyCallers(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if len(seen) != 1 || outcomes[sandbox.OutcomeCreated] != 1 || outcomes[sandbox.OutcomeAttached] != callers-1 {
+	if len(seen) != 1 || outcomes[durable.OutcomeCreated] != 1 || outcomes[durable.OutcomeAttached] != callers-1 {
 		t.Errorf("sandboxes %v, outcomes %v; want one, created once", seen, outcomes)
 	}
 	s, err := c.Sessions().Get(t.Context(), "agent")
@@ -279,7 +280,7 @@ func TestGroupsShareASandbox(t *testing.T) {
 		t.Errorf("left: %+v", all)
 	}
 	// The name of the group is free again, and a new group does not get the old files.
-	if r := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "three", Group: "team"}).Receipt(); r.Outcome != sandbox.OutcomeCreated {
+	if r := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "three", Group: "team"}).Receipt(); r.Outcome != durable.OutcomeCreated {
 		t.Errorf("a new group of that name: %+v", r)
 	}
 }
@@ -290,7 +291,7 @@ func TestGroupsAgree(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	c := daemontest.Client(t, d)
 	for _, name := range []string{"data", "other"} {
-		if _, err := c.CreateWorkspace(t.Context(), sandbox.NewWorkspace{Name: name}); err != nil {
+		if _, err := c.CreateWorkspace(t.Context(), durable.NewWorkspace{Name: name}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -337,7 +338,7 @@ func TestSessionsOutliveDaemons(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer again.Close()
-	if r := again.Receipt(); r.Outcome != sandbox.OutcomeAttached || r.Sandbox != first || r.Epoch != 1 {
+	if r := again.Receipt(); r.Outcome != durable.OutcomeAttached || r.Sandbox != first || r.Epoch != 1 {
 		t.Errorf("%+v, want attached to %s", r, first)
 	}
 	if got := runShell(t, again, "cat /x"); got != "here" {
@@ -353,11 +354,11 @@ func TestStoppedIsResumed(t *testing.T) {
 	runShell(t, s, "echo kept > /x")
 	for _, how := range []struct {
 		rest func() error
-		want sandbox.Outcome
+		want durable.Outcome
 	}{
-		{func() error { _, err := s.Pause(t.Context(), sandbox.PauseMemory); return err }, sandbox.OutcomeWoken},
-		{func() error { _, err := s.Pause(t.Context(), sandbox.PauseDisk); return err }, sandbox.OutcomeWoken},
-		{func() error { _, err := s.Stop(t.Context(), 0); return err }, sandbox.OutcomeResumed},
+		{func() error { _, err := s.Pause(t.Context(), sandbox.PauseMemory); return err }, durable.OutcomeWoken},
+		{func() error { _, err := s.Pause(t.Context(), sandbox.PauseDisk); return err }, durable.OutcomeWoken},
+		{func() error { _, err := s.Stop(t.Context(), 0); return err }, durable.OutcomeResumed},
 	} {
 		if err := how.rest(); err != nil {
 			t.Fatal(err)
@@ -415,7 +416,7 @@ func TestEnvelopes(t *testing.T) {
 		t.Errorf("the envelope holds a value of the environment: %s", text)
 	}
 	same, err := c.Sessions().Resume(t.Context(), e, atoll.SessionOptions{Name: "other"})
-	if err != nil || same.ID() != s.ID() || same.Receipt().Outcome != sandbox.OutcomeAttached {
+	if err != nil || same.ID() != s.ID() || same.Receipt().Outcome != durable.OutcomeAttached {
 		t.Fatalf("resumed where it lives: %+v, %v; want the same session", same, err)
 	}
 	_ = same.Close()
@@ -442,7 +443,7 @@ func TestEnvelopes(t *testing.T) {
 	}
 	e.Box, e.State = "", nil
 	copied, err := c.Sessions().Resume(t.Context(), e, atoll.SessionOptions{Name: "copy"})
-	if err != nil || copied.Receipt().Outcome != sandbox.OutcomeRebuilt {
+	if err != nil || copied.Receipt().Outcome != durable.OutcomeRebuilt {
 		t.Fatalf("from the archive: %+v, %v", copied, err)
 	}
 	defer copied.Close()

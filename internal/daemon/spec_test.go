@@ -22,6 +22,8 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // recorder is a provider that enforces every Spec it is given, and keeps it.
@@ -31,8 +33,8 @@ type recorder struct {
 	specs []sandbox.Spec
 }
 
-func (*recorder) EgressAbility() sandbox.EgressAbility {
-	return sandbox.EgressAbility{Kind: sandbox.EgressHostPort, Wildcards: true}
+func (*recorder) EgressAbility() enforce.Ability {
+	return enforce.Ability{Kind: enforce.HostPort, Wildcards: true}
 }
 
 func (r *recorder) Probe(ctx context.Context) (driver.Facts, error) {
@@ -131,14 +133,14 @@ func TestSpecReachesEveryLayer(t *testing.T) {
 		o.Providers = []registry.Entry{{Name: "recorder", Open: func(registry.Host) (driver.Provider, error) { return r, nil }}}
 	})
 	c := daemontest.Client(t, d)
-	if _, err := c.CreateWorkspace(t.Context(), sandbox.NewWorkspace{Name: "notes"}); err != nil {
+	if _, err := c.CreateWorkspace(t.Context(), durable.NewWorkspace{Name: "notes"}); err != nil {
 		t.Fatal(err)
 	}
 	first := create(t, c, sandbox.Spec{Workspaces: []sandbox.WorkspaceMount{{Name: "notes", Writable: []string{"a"}}}}) // makes the directory a
 	if err := first.Destroy(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.CreateSecret(t.Context(), sandbox.NewSecret{Name: "token", Value: []byte("secret value"), Hosts: []string{"api.example.com"}, AllowEnv: true}); err != nil {
+	if _, err := c.CreateSecret(t.Context(), durable.NewSecret{Name: "token", Value: []byte("secret value"), Hosts: []string{"api.example.com"}, AllowEnv: true}); err != nil {
 		t.Fatal(err)
 	}
 	s, err := c.Create(t.Context(), sent, atoll.CreateOptions{})

@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // harbour is a daemon with the providers one, the default, and two.
@@ -72,7 +73,7 @@ type owned struct{ sharing }
 
 func (owned) Permanent() bool { return true }
 
-func mustSwap(t *testing.T, s *atoll.Session, target string) sandbox.Receipt {
+func mustSwap(t *testing.T, s *atoll.Session, target string) durable.Receipt {
 	t.Helper()
 	out, err := s.Swap(t.Context(), target)
 	if err != nil || !out.Swapped || out.Receipt == nil {
@@ -106,7 +107,7 @@ func TestSwapThereAndBack(t *testing.T) {
 		t.Errorf("a swap to where it is: %+v; want no new epoch", r)
 	}
 	r := mustSwap(t, s, "two")
-	if r.Outcome != sandbox.OutcomeMoved || r.Provider != "two" || r.Epoch != 2 || r.Sandbox == first.Sandbox || !slices.Contains(r.Lost, sandbox.LostProcesses) {
+	if r.Outcome != durable.OutcomeMoved || r.Provider != "two" || r.Epoch != 2 || r.Sandbox == first.Sandbox || !slices.Contains(r.Lost, durable.LostProcesses) {
 		t.Errorf("the receipt: %+v", r)
 	}
 	if got := runShell(t, s, "cat /workspace/sub/note; echo $TOKEN"); got != "kept\nsesame" {
@@ -143,7 +144,7 @@ func TestTargetsAndRunOn(t *testing.T) {
 	if err != nil || len(all) < 3 || !all[0].Current || all[0].Provider != "one" || !all[1].Fits || all[1].Provider != "two" || all[1].Carries != "/workspace" {
 		t.Fatalf("the targets: %+v, %v", all, err)
 	}
-	at := slices.IndexFunc(all, func(target sandbox.SessionTarget) bool { return target.Provider == "machine" })
+	at := slices.IndexFunc(all, func(target durable.SessionTarget) bool { return target.Provider == "machine" })
 	if at < 0 || all[at].Fits || !strings.Contains(strings.Join(all[at].Reasons, " "), "has no root file system of its own") {
 		t.Errorf("the targets: %+v; want the machine refused, whose own /workspace would be overwritten", all)
 	}

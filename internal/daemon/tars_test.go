@@ -18,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/internal/workspace/worktree"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // withoutSnapshots has a daemon make sandboxes with a provider that takes none.
@@ -28,7 +29,7 @@ func withoutSnapshots(m *daemontest.Machine, o *daemon.Options) {
 }
 
 // keptTars lists what the blob store has of the set of an archive.
-func keptTars(t *testing.T, m *daemontest.Machine, a *sandbox.Archive) []archive.Kept {
+func keptTars(t *testing.T, m *daemontest.Machine, a *durable.Archive) []archive.Kept {
 	t.Helper()
 	blobs, err := blob.Open(t.Context(), "dir:"+filepath.Join(m.Dir, "blobs"))
 	if err != nil {
@@ -73,7 +74,7 @@ func TestFilesAreArchivedWithoutSnapshots(t *testing.T) {
 	}
 	defer s.Close()
 	r := s.Receipt()
-	if r.Outcome != sandbox.OutcomeRebuilt || r.From.Archive == nil || r.From.Archive.Kind != "tar" || !slices.Contains(r.Lost, sandbox.LostFiles) {
+	if r.Outcome != durable.OutcomeRebuilt || r.From.Archive == nil || r.From.Archive.Kind != "tar" || !slices.Contains(r.Lost, durable.LostFiles) {
 		t.Fatalf("the receipt: %+v", r)
 	}
 	if got := runShell(t, s, "cat /workspace/sub/note; echo $TOKEN; ls /outside || true"); got != "kept\nsesame" {
@@ -88,7 +89,7 @@ func TestReplacedArchivesAreRemoved(t *testing.T) {
 	m := daemontest.New(t)
 	c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) { withoutSnapshots(m, o) }))
 	s := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
-	var last *sandbox.Archive
+	var last *durable.Archive
 	for i, text := range []string{"one", "two", "three"} {
 		runShell(t, s, "mkdir -p /workspace; echo "+text+" > /workspace/note")
 		saved, err := s.Save(t.Context())
@@ -109,16 +110,16 @@ func TestReplacedArchivesAreRemoved(t *testing.T) {
 	e.Box, e.State = "", nil
 	for _, tt := range []struct {
 		name   string
-		change func(a *sandbox.Archive)
+		change func(a *durable.Archive)
 		want   sandbox.Code
 	}{
-		{"as it is", func(*sandbox.Archive) {}, ""},
-		{"another one", func(a *sandbox.Archive) { a.Hash = "sha256:" + strings.Repeat("0", 64) }, sandbox.CodeInvalid},
-		{"no hash", func(a *sandbox.Archive) { a.Hash = "" }, sandbox.CodeInvalid},
-		{"of another tenant", func(a *sandbox.Archive) { a.Ref = "se-000000000000000000000000.1" }, sandbox.CodeNotFound},
-		{"another version", func(a *sandbox.Archive) { a.Ref += "000" }, sandbox.CodeInvalid},
-		{"no version", func(a *sandbox.Archive) { a.Ref = "../.." }, sandbox.CodeInvalid},
-		{"of another installation", func(a *sandbox.Archive) { a.Binding, a.Ref = "atoll:elsewhere", "se-000000000000000000000000.1" }, sandbox.CodeUnavailable},
+		{"as it is", func(*durable.Archive) {}, ""},
+		{"another one", func(a *durable.Archive) { a.Hash = "sha256:" + strings.Repeat("0", 64) }, sandbox.CodeInvalid},
+		{"no hash", func(a *durable.Archive) { a.Hash = "" }, sandbox.CodeInvalid},
+		{"of another tenant", func(a *durable.Archive) { a.Ref = "se-000000000000000000000000.1" }, sandbox.CodeNotFound},
+		{"another version", func(a *durable.Archive) { a.Ref += "000" }, sandbox.CodeInvalid},
+		{"no version", func(a *durable.Archive) { a.Ref = "../.." }, sandbox.CodeInvalid},
+		{"of another installation", func(a *durable.Archive) { a.Binding, a.Ref = "atoll:elsewhere", "se-000000000000000000000000.1" }, sandbox.CodeUnavailable},
 	} {
 		a := *last
 		tt.change(&a)
@@ -134,7 +135,7 @@ func TestReplacedArchivesAreRemoved(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || copied.Receipt().Outcome != sandbox.OutcomeRebuilt {
+		if err != nil || copied.Receipt().Outcome != durable.OutcomeRebuilt {
 			t.Fatalf("%s: %+v, %v", tt.name, copied, err)
 		}
 		if got := runShell(t, copied, "cat /workspace/note"); got != "three" {
@@ -216,7 +217,7 @@ func TestArchivesAfterMoves(t *testing.T) {
 	}
 	c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) { o.Providers = []registry.Entry{entry("whole", true), entry("bare", false)} }))
 	s := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
-	save := func(kind string) *sandbox.Archive {
+	save := func(kind string) *durable.Archive {
 		t.Helper()
 		saved, err := s.Save(t.Context())
 		if err != nil || saved.Archive == nil || saved.Archive.Kind != kind {
@@ -236,7 +237,7 @@ func TestArchivesAfterMoves(t *testing.T) {
 	end := func(provider string) {
 		t.Helper()
 		endOutside(t, &daemontest.Machine{World: worlds[provider]}, s.Receipt().Sandbox)
-		if r, err := s.Acquire(t.Context()); err != nil || r.Outcome != sandbox.OutcomeRebuilt || !slices.Contains(r.Lost, sandbox.LostChanges) {
+		if r, err := s.Acquire(t.Context()); err != nil || r.Outcome != durable.OutcomeRebuilt || !slices.Contains(r.Lost, durable.LostChanges) {
 			t.Fatalf("after its sandbox ended: %+v, %v; want it rebuilt, and that changes are lost", r, err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -72,8 +73,8 @@ func attempts(ctx context.Context, c *atoll.Client, ref string, id sandbox.ID) m
 	_, out["sleep"] = s.Pause(ctx, sandbox.PauseDisk)
 	_, out["resume"] = s.Resume(ctx)
 	_, out["update"] = s.Update(ctx, sandbox.Change{Resources: sandbox.Resources{CPUs: 1}})
-	_, out["snapshot"] = s.Snapshot(ctx, sandbox.SnapshotRequest{Name: "theft"})
-	_, out["fork"] = s.Fork(ctx, sandbox.ForkRequest{})
+	_, out["snapshot"] = s.Snapshot(ctx, durable.SnapshotRequest{Name: "theft"})
+	_, out["fork"] = s.Fork(ctx, durable.ForkRequest{})
 	out["destroy"] = s.Destroy(ctx)
 	return out
 }
@@ -135,8 +136,8 @@ func TestKeysAllowWhatTheySay(t *testing.T) {
 	_, auditErr := reader.Admin().VerifyAudit(ctx)
 	_, stopErr := s.Stop(ctx, 1)
 	_, pauseErr := s.Pause(ctx, sandbox.PauseMemory)
-	_, snapErr := s.Snapshot(ctx, sandbox.SnapshotRequest{})
-	_, forkErr := s.Fork(ctx, sandbox.ForkRequest{})
+	_, snapErr := s.Snapshot(ctx, durable.SnapshotRequest{})
+	_, forkErr := s.Fork(ctx, durable.ForkRequest{})
 	for _, err := range []error{runErr, execErr, createErr, writeErr, keyErr, auditErr, stopErr, pauseErr, snapErr, forkErr, s.Destroy(ctx), s.Kill(ctx, "p1", 9), reader.Admin().RevokeKey(ctx, "x")} {
 		wantCode(t, err, sandbox.CodeDenied)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/view"
 	"github.com/atoll-run/atoll/internal/view/record"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // codeBox adapts a sandbox to the code interpreter.
@@ -68,7 +69,7 @@ func (d *Daemon) openView() error {
 		Secret: signing, Rate: d.opts.StreamRate, Guard: s.Guard, Life: s.Life, Now: s.Store.Now, Find: s.Sandboxes.Public().Get, Dial: s.Exec.DialPort, KeepAlive: s.Tenants.KeepAlive,
 		Open: func(ctx context.Context, ref string) (view.Commands, error) { return s.Exec.Open(ctx, ref) },
 		Desktop: func(ctx context.Context, ref string) error {
-			_, err := d.desk.Start(ctx, ref, sandbox.Screen{}, true)
+			_, err := d.desk.Start(ctx, ref, viewing.Screen{}, true)
 			return err
 		},
 		Streamed: func(ctx context.Context, box sandbox.Sandbox, port uint16) error {
@@ -87,8 +88,8 @@ func (d *Daemon) openView() error {
 		Guard: s.Guard, Store: s.Store, Blobs: d.blobs, Dir: filepath.Join(d.node.Dir(), "recordings"), Node: d.member.Node, Life: s.Life,
 		Terminals: d.view, Find: s.Sandboxes.Public().Get, KeepAlive: s.Tenants.KeepAlive, Epoch: epoch,
 		Open: func(ctx context.Context, ref string) (record.Commands, error) { return s.Exec.Open(ctx, ref) },
-		Desktop: func(ctx context.Context, ref string) (sandbox.DesktopState, error) {
-			return d.desk.Start(ctx, ref, sandbox.Screen{}, false)
+		Desktop: func(ctx context.Context, ref string) (viewing.DesktopState, error) {
+			return d.desk.Start(ctx, ref, viewing.Screen{}, false)
 		},
 		Session: func(ctx context.Context, ref string) (string, error) {
 			one, err := d.sessions.Sessions.Get(ctx, ref)

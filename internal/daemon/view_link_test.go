@@ -18,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // linkPage is a browser without a key, at an address of the daemon.
@@ -28,18 +29,18 @@ type linkPage struct {
 }
 
 // redeem exchanges the code of a link.
-func (p linkPage) redeem(id, code string, headers ...string) (a sandbox.StreamAccess, status int) {
+func (p linkPage) redeem(id, code string, headers ...string) (a viewing.StreamAccess, status int) {
 	p.t.Helper()
-	return p.exchange(id, sandbox.StreamRedemption{Code: code}, headers...)
+	return p.exchange(id, viewing.StreamRedemption{Code: code}, headers...)
 }
 
 // again exchanges the token of a link for one that is valid now.
-func (p linkPage) again(a sandbox.StreamAccess) (sandbox.StreamAccess, int) {
+func (p linkPage) again(a viewing.StreamAccess) (viewing.StreamAccess, int) {
 	p.t.Helper()
-	return p.exchange(a.ID, sandbox.StreamRedemption{Token: a.Token})
+	return p.exchange(a.ID, viewing.StreamRedemption{Token: a.Token})
 }
 
-func (p linkPage) exchange(id string, with sandbox.StreamRedemption, headers ...string) (a sandbox.StreamAccess, status int) {
+func (p linkPage) exchange(id string, with viewing.StreamRedemption, headers ...string) (a viewing.StreamAccess, status int) {
 	p.t.Helper()
 	body, _ := json.Marshal(with)
 	r, _ := http.NewRequestWithContext(p.t.Context(), http.MethodPost, p.base+"/v1/streams/"+id+"/token", bytes.NewReader(body))
@@ -60,7 +61,7 @@ func (p linkPage) exchange(id string, with sandbox.StreamRedemption, headers ...
 }
 
 // views opens the socket of a stream.
-func (p linkPage) views(a sandbox.StreamAccess) *websocket.Conn {
+func (p linkPage) views(a viewing.StreamAccess) *websocket.Conn {
 	p.t.Helper()
 	ws, resp, err := websocket.Dial(p.t.Context(), "ws"+strings.TrimPrefix(p.base, "http")+a.URL, &websocket.DialOptions{
 		HTTPClient: p.http, Subprotocols: []string{"atoll", "atoll.token." + a.Token},
@@ -76,7 +77,7 @@ func (p linkPage) views(a sandbox.StreamAccess) *websocket.Conn {
 }
 
 // link opens a stream with a code.
-func (v *viewing) link(key, kind, mode string) (s sandbox.StreamAccess) {
+func (v *viewers) link(key, kind, mode string) (s viewing.StreamAccess) {
 	v.t.Helper()
 	body := `{"kind":"` + kind + `","mode":"` + mode + `","port":` + v.port + `,"ttl":3600,"link":true}`
 	if code := v.call(key, http.MethodPost, "/v1/sandboxes/box/streams", body, &s); code != http.StatusCreated || s.Code == "" || s.CodeExpires.IsZero() {
@@ -85,17 +86,17 @@ func (v *viewing) link(key, kind, mode string) (s sandbox.StreamAccess) {
 	return s
 }
 
-func (v *viewing) page() linkPage { return linkPage{v.t, http.DefaultClient, "http://" + v.at} }
+func (v *viewers) page() linkPage { return linkPage{v.t, http.DefaultClient, "http://" + v.at} }
 
 func TestAttackLinksOfStreams(t *testing.T) {
 	v := newViewing(t)
 	p := v.page()
-	var plain sandbox.StreamAccess
+	var plain viewing.StreamAccess
 	v.call("acme", http.MethodPost, "/v1/sandboxes/box/streams", `{"kind":"desktop","port":`+v.port+`}`, &plain)
 	if plain.Code != "" {
 		t.Error("a stream has a code that nobody asked for")
 	}
-	one, other, rivals := v.link("acme", "desktop", "view"), v.link("acme", "desktop", "control"), sandbox.StreamAccess{}
+	one, other, rivals := v.link("acme", "desktop", "view"), v.link("acme", "desktop", "control"), viewing.StreamAccess{}
 	theirs := create(t, daemontest.Bearer(t, v.d, v.key["rival"]), sandbox.Spec{Name: "box"})
 	t.Cleanup(func() { _ = theirs.Destroy(context.WithoutCancel(t.Context())) })
 	v.call("rival", http.MethodPost, "/v1/sandboxes/box/streams", `{"kind":"desktop","port":5900,"link":true}`, &rivals)
@@ -146,7 +147,7 @@ func TestAttackLinksOfStreams(t *testing.T) {
 	if code := v.call("reader", http.MethodPost, "/v1/sandboxes/box/streams", `{"kind":"desktop","port":5900,"mode":"control","link":true}`, nil); code != http.StatusForbidden {
 		t.Errorf("a key that may only read makes a link with control: %d", code)
 	}
-	var list struct{ Streams []sandbox.Stream }
+	var list struct{ Streams []viewing.Stream }
 	v.call("acme", http.MethodGet, "/v1/sandboxes/box/streams", "", &list)
 	if text, _ := json.Marshal(list); bytes.Contains(text, []byte(other.Code)) || len(list.Streams) != 3 {
 		t.Errorf("the list is %s", text)
@@ -182,10 +183,10 @@ func TestLinkToATerminal(t *testing.T) {
 	if status != http.StatusOK || a.Kind != "terminal" || a.Process == "" {
 		t.Fatalf("exchanged: %d, %+v", status, a)
 	}
-	watcher := v.sit(a, sandbox.TerminalMessage{})
+	watcher := v.sit(a, viewing.TerminalMessage{})
 	watcher.until("the screen", func() bool { return watcher.last.Type == "screen" })
 	watcher.types("echo not-$((1))-typed\n")
-	typist := v.sit(v.terminal("acme", "control"), sandbox.TerminalMessage{Size: &sandbox.WindowSize{Cols: 100, Rows: 30}})
+	typist := v.sit(v.terminal("acme", "control"), viewing.TerminalMessage{Size: &sandbox.WindowSize{Cols: 100, Rows: 30}})
 	typist.types("echo seen-$((40+2))\n")
 	watcher.sees("seen-42")
 	if strings.Contains(watcher.seen.String(), "not-1-typed") {
@@ -230,7 +231,7 @@ func TestAttackLinksOfARevokedKey(t *testing.T) {
 			v.closed(kind+" again", ws, "unauthorized")
 		}
 	}
-	var list struct{ Streams []sandbox.Stream }
+	var list struct{ Streams []viewing.Stream }
 	if v.call("acme", http.MethodGet, "/v1/sandboxes/box/streams", "", &list); len(list.Streams) > 0 {
 		t.Errorf("streams of revoked keys are left: %+v", list.Streams)
 	}
@@ -245,7 +246,7 @@ func TestLinksFollowTheirSession(t *testing.T) {
 	session := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
 	t.Cleanup(func() { _ = session.Destroy(context.WithoutCancel(t.Context())) })
 	p := v.page()
-	link := func(key, kind, mode string) (s sandbox.StreamAccess) {
+	link := func(key, kind, mode string) (s viewing.StreamAccess) {
 		t.Helper()
 		body := `{"kind":"` + kind + `","mode":"` + mode + `","ttl":3600,"link":true}`
 		if kind == "desktop" {
@@ -256,7 +257,7 @@ func TestLinksFollowTheirSession(t *testing.T) {
 		}
 		return s
 	}
-	opened := func(s sandbox.StreamAccess) sandbox.StreamAccess {
+	opened := func(s viewing.StreamAccess) viewing.StreamAccess {
 		t.Helper()
 		a, status := p.redeem(s.ID, s.Code)
 		if status != http.StatusOK {
@@ -266,9 +267,9 @@ func TestLinksFollowTheirSession(t *testing.T) {
 	}
 	watched, unopened, desktop := opened(link("acme", "terminal", "view")), link("acme", "terminal", "control"), opened(link("acme", "desktop", "control"))
 	guests := opened(link("guest", "terminal", "control"))
-	var plain sandbox.StreamAccess
+	var plain viewing.StreamAccess
 	v.call("acme", http.MethodPost, "/v1/sessions/agent/streams", `{"kind":"terminal"}`, &plain)
-	viewer := v.sit(watched, sandbox.TerminalMessage{})
+	viewer := v.sit(watched, viewing.TerminalMessage{})
 	viewer.until("the screen", func() bool { return viewer.last.Type == "screen" })
 	if same, status := p.again(watched); status != http.StatusOK || same.Sandbox != watched.Sandbox || same.LeaseEpoch != 1 || !same.Expires.Equal(watched.Expires) {
 		t.Errorf("before the rotation: %d, %+v", status, same)
@@ -297,14 +298,14 @@ func TestLinksFollowTheirSession(t *testing.T) {
 	if status != http.StatusOK || next.ID != watched.ID || next.LeaseEpoch != 2 || next.Sandbox == watched.Sandbox || next.Process == "" || next.Mode != "view" || !next.Expires.Equal(watched.Expires) || next.Code != "" {
 		t.Fatalf("after the rotation: %d, %+v", status, next)
 	}
-	viewer = v.sit(next, sandbox.TerminalMessage{})
+	viewer = v.sit(next, viewing.TerminalMessage{})
 	viewer.until("the screen", func() bool { return viewer.last.Type == "screen" })
 	viewer.types("echo not-$((1))-typed\n")
 	late := opened(unopened)
 	if late.LeaseEpoch != 2 || late.Sandbox != next.Sandbox || late.Process != next.Process {
 		t.Errorf("a link that is opened after the rotation: %+v, want the sandbox of %+v", late, next)
 	}
-	typist := v.sit(late, sandbox.TerminalMessage{Size: &sandbox.WindowSize{Cols: 100, Rows: 30}})
+	typist := v.sit(late, viewing.TerminalMessage{Size: &sandbox.WindowSize{Cols: 100, Rows: 30}})
 	typist.types("echo seen-$((40+2))\n")
 	viewer.sees("seen-42")
 	if strings.Contains(viewer.seen.String(), "not-1-typed") {
@@ -326,10 +327,10 @@ func TestLinksFollowTheirSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.closed("the token of before", ws, "unauthorized")
-	for name, with := range map[string]sandbox.StreamAccess{
-		"of a stream without a link": plain, "of another stream": {Stream: sandbox.Stream{ID: watched.ID}, Token: late.Token},
-		"changed": {Stream: sandbox.Stream{ID: watched.ID}, Token: next.Token[:len(next.Token)-3] + "AAA"}, "of no stream": {Stream: sandbox.Stream{ID: "none"}, Token: next.Token},
-		"an API key": {Stream: sandbox.Stream{ID: watched.ID}, Token: v.key["acme"]},
+	for name, with := range map[string]viewing.StreamAccess{
+		"of a stream without a link": plain, "of another stream": {Stream: viewing.Stream{ID: watched.ID}, Token: late.Token},
+		"changed": {Stream: viewing.Stream{ID: watched.ID}, Token: next.Token[:len(next.Token)-3] + "AAA"}, "of no stream": {Stream: viewing.Stream{ID: "none"}, Token: next.Token},
+		"an API key": {Stream: viewing.Stream{ID: watched.ID}, Token: v.key["acme"]},
 	} {
 		if a, status := p.again(with); status != http.StatusUnauthorized || a.Token != "" {
 			t.Errorf("a token %s is exchanged: %d, %+v", name, status, a)
@@ -404,7 +405,7 @@ func TestLinksOverTLS(t *testing.T) {
 	c := daemontest.Client(t, d)
 	box := create(t, c, sandbox.Spec{Name: "box"})
 	t.Cleanup(func() { _ = box.Destroy(context.WithoutCancel(t.Context())) })
-	s, err := box.OpenStream(t.Context(), sandbox.NewStream{Kind: "terminal", Link: true})
+	s, err := box.OpenStream(t.Context(), viewing.NewStream{Kind: "terminal", Link: true})
 	if err != nil {
 		t.Fatal(err)
 	}

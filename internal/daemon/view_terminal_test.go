@@ -17,18 +17,19 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // seat is a viewer of a terminal.
 type seat struct {
-	v    *viewing
+	v    *viewers
 	ws   *websocket.Conn
 	seen bytes.Buffer // the screen and all output
-	last sandbox.TerminalMessage
+	last viewing.TerminalMessage
 }
 
 // sit joins a terminal as a viewer.
-func (v *viewing) sit(s sandbox.StreamAccess, join sandbox.TerminalMessage) *seat {
+func (v *viewers) sit(s viewing.StreamAccess, join viewing.TerminalMessage) *seat {
 	v.t.Helper()
 	ws, err := v.socket(s.URL, s.Token, "")
 	if err != nil {
@@ -41,7 +42,7 @@ func (v *viewing) sit(s sandbox.StreamAccess, join sandbox.TerminalMessage) *sea
 	return c
 }
 
-func (c *seat) say(m sandbox.TerminalMessage) {
+func (c *seat) say(m viewing.TerminalMessage) {
 	c.v.t.Helper()
 	text, _ := json.Marshal(m)
 	if err := c.ws.Write(c.v.t.Context(), websocket.MessageText, text); err != nil {
@@ -97,7 +98,7 @@ func (c *seat) sees(text string) {
 	c.until(text, func() bool { return strings.Contains(c.seen.String(), text) })
 }
 
-func (v *viewing) terminal(key, mode string) (s sandbox.StreamAccess) {
+func (v *viewers) terminal(key, mode string) (s viewing.StreamAccess) {
 	v.t.Helper()
 	if code := v.call(key, http.MethodPost, "/v1/sandboxes/box/streams", `{"kind":"terminal","mode":"`+mode+`"}`, &s); code != http.StatusCreated {
 		v.t.Fatalf("%s opens the terminal to %s: %d", key, mode, code)
@@ -115,7 +116,7 @@ func TestViewersShareATerminal(t *testing.T) {
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
-			var s sandbox.StreamAccess
+			var s viewing.StreamAccess
 			v.call("acme", http.MethodPost, "/v1/sandboxes/box/streams", `{"kind":"terminal","mode":"control"}`, &s)
 			ids.Store(s.Process, true)
 		})
@@ -129,13 +130,13 @@ func TestViewersShareATerminal(t *testing.T) {
 	if count != 1 {
 		t.Errorf("%d login shells run, want one", count)
 	}
-	driving := v.sit(v.terminal("acme", "control"), sandbox.TerminalMessage{Size: &sandbox.WindowSize{Cols: 101, Rows: 33}})
+	driving := v.sit(v.terminal("acme", "control"), viewing.TerminalMessage{Size: &sandbox.WindowSize{Cols: 101, Rows: 33}})
 	driving.until("the size", func() bool { return driving.last.Size != nil && driving.last.Size.Cols == 101 })
 	driving.types("stty size; echo a$((40+2))b\n")
 	driving.sees("33 101")
 	driving.sees("a42b")
 
-	watching := v.sit(v.terminal("reader", "view"), sandbox.TerminalMessage{Size: &sandbox.WindowSize{Cols: 20, Rows: 5}})
+	watching := v.sit(v.terminal("reader", "view"), viewing.TerminalMessage{Size: &sandbox.WindowSize{Cols: 20, Rows: 5}})
 	watching.sees("a42b") // at once, without new output
 	watching.types("echo c$((1+1))d\n")
 	driving.types("echo e$((1+2))f\n")
@@ -162,7 +163,7 @@ func TestViewersShareATerminal(t *testing.T) {
 func TestReconnectedViewersContinue(t *testing.T) {
 	v := newViewing(t)
 	s := v.terminal("acme", "control")
-	c := v.sit(s, sandbox.TerminalMessage{Client: "me"})
+	c := v.sit(s, viewing.TerminalMessage{Client: "me"})
 	c.until("the screen", func() bool { return c.last.Type == "screen" && c.seen.Len() > 0 })
 	at, terminal := c.last.Offset, c.last.Terminal
 	c.seen.Reset()
@@ -172,11 +173,11 @@ func TestReconnectedViewersContinue(t *testing.T) {
 	before := c.last.Input
 	_ = c.ws.CloseNow()
 
-	other := v.sit(s, sandbox.TerminalMessage{})
+	other := v.sit(s, viewing.TerminalMessage{})
 	other.types("echo p$((1+1))p\n")
 	other.sees("p2p")
 
-	again := v.sit(s, sandbox.TerminalMessage{Client: "me", Terminal: terminal, Offset: at})
+	again := v.sit(s, viewing.TerminalMessage{Client: "me", Terminal: terminal, Offset: at})
 	again.sees("p2p")
 	if again.last.Type == "screen" || strings.Contains(again.seen.String(), "o2o") || again.last.Input != int64(len("echo o$((1+1))o\n")) || before > again.last.Input {
 		t.Errorf("resumed as %+v with %q", again.last, again.seen.String())
@@ -198,7 +199,7 @@ func TestTerminalsOfOtherTenants(t *testing.T) {
 		t.Fatal(err)
 	}
 	v.closed("token of a desktop", ws, "unauthorized")
-	c := v.sit(s, sandbox.TerminalMessage{})
+	c := v.sit(s, viewing.TerminalMessage{})
 	c.until("the screen", func() bool { return c.last.Type == "screen" && c.seen.Len() > 0 })
 	if code := v.call("acme", http.MethodDelete, "/v1/sandboxes/box/streams/"+s.ID, "", nil); code != http.StatusNoContent {
 		t.Errorf("revoking: %d", code)

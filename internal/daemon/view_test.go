@@ -20,11 +20,12 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
-// viewing is a daemon with a sandbox of the tenant acme, and a server that
+// viewers is a daemon with a sandbox of the tenant acme, and a server that
 // counts as one inside: sandboxes of provider host share the machine's ports.
-type viewing struct {
+type viewers struct {
 	at, port string
 	dir      string            // the state directory
 	key      map[string]string // tokens of keys, by name
@@ -34,7 +35,7 @@ type viewing struct {
 	got      chan []byte // what the server received
 }
 
-func newViewing(t *testing.T, set ...func(*daemon.Options)) *viewing {
+func newViewing(t *testing.T, set ...func(*daemon.Options)) *viewers {
 	m := daemontest.New(t)
 	m.Host = true
 	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(int(freePort(t))))
@@ -44,7 +45,7 @@ func newViewing(t *testing.T, set ...func(*daemon.Options)) *viewing {
 			one(o)
 		}
 	})
-	v := &viewing{at: addr, dir: m.Dir, key: map[string]string{}, id: map[string]string{}, t: t, d: d, got: make(chan []byte, 100)}
+	v := &viewers{at: addr, dir: m.Dir, key: map[string]string{}, id: map[string]string{}, t: t, d: d, got: make(chan []byte, 100)}
 	admin := daemontest.Client(t, d).Admin()
 	for _, tenant := range []string{"acme", "rival"} {
 		if _, err := admin.CreateTenant(t.Context(), tenant, operator.Limits{}); err != nil {
@@ -95,7 +96,7 @@ func newViewing(t *testing.T, set ...func(*daemon.Options)) *viewing {
 	return v
 }
 
-func (v *viewing) call(key, method, path, body string, out any) int {
+func (v *viewers) call(key, method, path, body string, out any) int {
 	v.t.Helper()
 	r, _ := http.NewRequestWithContext(v.t.Context(), method, "http://"+v.at+path, bytes.NewReader([]byte(body)))
 	r.Header.Set("Authorization", "Bearer "+v.key[key])
@@ -111,7 +112,7 @@ func (v *viewing) call(key, method, path, body string, out any) int {
 	return resp.StatusCode
 }
 
-func (v *viewing) open(key, kind, mode string) (s sandbox.StreamAccess) {
+func (v *viewers) open(key, kind, mode string) (s viewing.StreamAccess) {
 	v.t.Helper()
 	body := `{"kind":"` + kind + `","mode":"` + mode + `","port":` + v.port + `}`
 	if code := v.call(key, http.MethodPost, "/v1/sandboxes/box/streams", body, &s); code != http.StatusCreated {
@@ -120,7 +121,7 @@ func (v *viewing) open(key, kind, mode string) (s sandbox.StreamAccess) {
 	return s
 }
 
-func (v *viewing) socket(path, token, origin string) (*websocket.Conn, error) {
+func (v *viewers) socket(path, token, origin string) (*websocket.Conn, error) {
 	o := &websocket.DialOptions{HTTPHeader: http.Header{}}
 	if token != "" {
 		o.Subprotocols = []string{"atoll", "atoll.token." + token}
@@ -139,7 +140,7 @@ func (v *viewing) socket(path, token, origin string) (*websocket.Conn, error) {
 }
 
 // closed expects the end of a socket for a reason, without content before it.
-func (v *viewing) closed(name string, ws *websocket.Conn, reason string) {
+func (v *viewers) closed(name string, ws *websocket.Conn, reason string) {
 	v.t.Helper()
 	ctx, cancel := context.WithTimeout(v.t.Context(), time.Minute)
 	defer cancel()
@@ -149,7 +150,7 @@ func (v *viewing) closed(name string, ws *websocket.Conn, reason string) {
 	}
 }
 
-func (v *viewing) reads(ws *websocket.Conn, want string) {
+func (v *viewers) reads(ws *websocket.Conn, want string) {
 	v.t.Helper()
 	_, data, err := ws.Read(v.t.Context())
 	if err != nil || string(data) != want {
@@ -272,7 +273,7 @@ func TestViewersOfADesktopCannotType(t *testing.T) {
 // RB-67.
 func TestEndedStreamsCloseTheirSockets(t *testing.T) {
 	v := newViewing(t)
-	open := func(key string) (sandbox.StreamAccess, *websocket.Conn) {
+	open := func(key string) (viewing.StreamAccess, *websocket.Conn) {
 		s := v.open(key, "desktop", "view")
 		ws, err := v.socket(s.URL, s.Token, "")
 		if err != nil {
@@ -282,7 +283,7 @@ func TestEndedStreamsCloseTheirSockets(t *testing.T) {
 		return s, ws
 	}
 	revoked, ws := open("acme")
-	var list struct{ Streams []sandbox.Stream }
+	var list struct{ Streams []viewing.Stream }
 	v.call("acme", http.MethodGet, "/v1/sandboxes/box/streams", "", &list)
 	if len(list.Streams) != 1 || list.Streams[0].Viewers != 1 {
 		t.Errorf("the list is %+v", list)
@@ -303,7 +304,7 @@ func TestEndedStreamsCloseTheirSockets(t *testing.T) {
 }
 
 // records expects events of streams: types, numbers of viewers and reasons.
-func (v *viewing) records(want ...string) {
+func (v *viewers) records(want ...string) {
 	v.t.Helper()
 	var got []string
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
@@ -334,7 +335,7 @@ func TestStreamsRotateWithTheirSession(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	var s, again, next sandbox.StreamAccess
+	var s, again, next viewing.StreamAccess
 	if code := v.call("acme", http.MethodPost, "/v1/sessions/agent/streams", `{"kind":"desktop","port":`+v.port+`}`, &s); code != http.StatusCreated || s.LeaseEpoch != 1 {
 		t.Fatalf("opened: %d, %+v", code, s)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 const (
@@ -64,7 +65,7 @@ func New(cfg Config) *Service { return &Service{cfg} }
 
 // Act carries out actions. Callers who may only read can look. For the others, a
 // desktop that does not run is started.
-func (s *Service) Act(ctx context.Context, ref string, req sandbox.ComputerRequest) (out sandbox.ComputerResult, err error) {
+func (s *Service) Act(ctx context.Context, ref string, req viewing.ComputerRequest) (out viewing.ComputerResult, err error) {
 	if len(req.Actions) == 0 {
 		return out, invalid("actions", "are missing")
 	}
@@ -93,19 +94,19 @@ func (s *Service) Act(ctx context.Context, ref string, req sandbox.ComputerReque
 		return nil
 	})
 	if err != nil {
-		return sandbox.ComputerResult{}, err
+		return viewing.ComputerResult{}, err
 	}
 	return out, nil
 }
 
 // Start starts the desktop of a sandbox if it does not run. A running one of
 // another size is started again. With vnc, a VNC server on localhost shows it.
-func (s *Service) Start(ctx context.Context, ref string, want sandbox.Screen, vnc bool) (out sandbox.DesktopState, err error) {
+func (s *Service) Start(ctx context.Context, ref string, want viewing.Screen, vnc bool) (out viewing.DesktopState, err error) {
 	if (want.Width == 0) != (want.Height == 0) {
 		return out, invalid("width", "give both width and height, or none")
 	}
 	err = s.use(ctx, ref, ops.ComputerAct, func(ctx context.Context, _ sandbox.ID, d *desktop) error {
-		if d.own && (!vnc || want != sandbox.Screen{}) {
+		if d.own && (!vnc || want != viewing.Screen{}) {
 			return AsItIs(ref)
 		}
 		if d.own {
@@ -166,7 +167,7 @@ type desktop struct {
 	own bool // a person's, which is not started
 }
 
-func (d *desktop) do(ctx context.Context, s *step, out *sandbox.ComputerResult) error {
+func (d *desktop) do(ctx context.Context, s *step, out *viewing.ComputerResult) error {
 	if s.pause > 0 {
 		select {
 		case <-time.After(s.pause):
@@ -183,7 +184,7 @@ func (d *desktop) do(ctx context.Context, s *step, out *sandbox.ComputerResult) 
 		return err
 	}
 	if s.paste {
-		text, err := d.run(ctx, s, sandbox.MaxClipboard)
+		text, err := d.run(ctx, s, viewing.MaxClipboard)
 		if sandbox.CodeOf(err) == sandbox.CodeExhausted {
 			return &sandbox.Error{Code: sandbox.CodeExhausted, Op: op, Subject: "clipboard", Message: "is larger than 1 MiB"}
 		}
@@ -197,7 +198,7 @@ func (d *desktop) do(ctx context.Context, s *step, out *sandbox.ComputerResult) 
 	if err != nil || !s.cursor {
 		return err
 	}
-	at := sandbox.Point{}
+	at := viewing.Point{}
 	if n, _ := fmt.Sscanf(string(text), "X=%d\nY=%d\n", &at.X, &at.Y); n != 2 {
 		return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: op, Message: "xdotool did not say where the pointer is"}
 	}
@@ -206,7 +207,7 @@ func (d *desktop) do(ctx context.Context, s *step, out *sandbox.ComputerResult) 
 }
 
 // screenshot tries a few times: a display that has just started may be empty.
-func (d *desktop) screenshot(ctx context.Context, s *step) (*sandbox.Screenshot, error) {
+func (d *desktop) screenshot(ctx context.Context, s *step) (*viewing.Screenshot, error) {
 	var failed error
 	for i := range attempts {
 		if i > 0 {
@@ -231,7 +232,7 @@ func (d *desktop) screenshot(ctx context.Context, s *step) (*sandbox.Screenshot,
 }
 
 // pictureOf returns nil unless the bytes are a complete PNG image with pixels.
-func pictureOf(png []byte) *sandbox.Screenshot {
+func pictureOf(png []byte) *viewing.Screenshot {
 	const header, end = "\x89PNG\r\n\x1a\n", "IEND\xaeB`\x82"
 	if len(png) < 24 || !bytes.HasPrefix(png, []byte(header)) || !bytes.HasSuffix(png, []byte(end)) {
 		return nil
@@ -240,7 +241,7 @@ func pictureOf(png []byte) *sandbox.Screenshot {
 	if w == 0 || h == 0 || w > 1<<16 || h > 1<<16 {
 		return nil
 	}
-	return &sandbox.Screenshot{PNG: png, Width: int(w), Height: int(h)}
+	return &viewing.Screenshot{PNG: png, Width: int(w), Height: int(h)}
 }
 
 // run runs the command of a step. If there is no display, it is started first.
@@ -257,7 +258,7 @@ func (d *desktop) run(ctx context.Context, s *step, most int64) ([]byte, error) 
 		if !d.may {
 			return nil, &sandbox.Error{Code: sandbox.CodeConflict, Op: op, Message: "no desktop runs in the sandbox", Hint: "start it with: atoll computer start SANDBOX"}
 		}
-		if _, err := Ensure(ctx, d.box, sandbox.Screen{}, false); err != nil {
+		if _, err := Ensure(ctx, d.box, viewing.Screen{}, false); err != nil {
 			return nil, err
 		}
 		r, err = execute(ctx, d.box, args, s.stdin, budget+s.extra, most)

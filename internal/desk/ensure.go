@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 //go:embed ensure.sh
@@ -27,7 +28,7 @@ const without = 20
 
 // Ensure starts the display of a sandbox, its session and, with vnc, its VNC
 // server, unless they run. Concurrent calls start each once.
-func Ensure(ctx context.Context, box Commands, want sandbox.Screen, vnc bool) (out sandbox.DesktopState, err error) {
+func Ensure(ctx context.Context, box Commands, want viewing.Screen, vnc bool) (out viewing.DesktopState, err error) {
 	args := []string{"/bin/sh", "-c", ensureScript, "desktop"}
 	for _, n := range []int{want.Width, want.Height, want.DPI} {
 		args = append(args, strconv.Itoa(n))
@@ -38,7 +39,7 @@ func Ensure(ctx context.Context, box Commands, want sandbox.Screen, vnc bool) (o
 	args = append(args, strconv.Itoa(int(out.Port)))
 	r, err := execute(ctx, box, args, "", ensureTime, maxOtherOutput)
 	if err != nil {
-		return sandbox.DesktopState{}, err
+		return viewing.DesktopState{}, err
 	}
 	if r.exit.Reason == sandbox.ReasonExited && r.exit.Code == 0 {
 		last := r.stdout[strings.LastIndexByte(strings.TrimSpace(string(r.stdout)), '\n')+1:]
@@ -47,13 +48,13 @@ func Ensure(ctx context.Context, box Commands, want sandbox.Screen, vnc bool) (o
 		}
 	}
 	if r.exit.Code == without {
-		return sandbox.DesktopState{}, missing(nil)
+		return viewing.DesktopState{}, missing(nil)
 	}
 	stage := stages[r.exit.Code]
 	if stage == "" {
 		stage = "desktop"
 	}
-	return sandbox.DesktopState{}, &sandbox.Error{
+	return viewing.DesktopState{}, &sandbox.Error{
 		Code: sandbox.CodeUnavailable, Op: op, Subject: stage,
 		Message: fmt.Sprintf("the desktop did not start, exit code %d: %s", r.exit.Code, strings.TrimSpace(strings.ToValidUTF8(string(r.stderr), ""))),
 	}

@@ -8,7 +8,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // step is an action as a command.
@@ -45,7 +45,7 @@ const (
 
 // plan turns an action into a command. A request is refused before anything of
 // it happens.
-func plan(a *sandbox.ComputerAction) (s step, err error) {
+func plan(a *viewing.ComputerAction) (s step, err error) {
 	if (a.X == nil) != (a.Y == nil) {
 		return s, invalid("x", "give both x and y, or none")
 	}
@@ -75,7 +75,7 @@ func plan(a *sandbox.ComputerAction) (s step, err error) {
 	switch a.Action {
 	case "copy":
 		s.args, s.stdin = []string{"/bin/sh", "-c", copyScript, "copy"}, a.Text
-		if len(a.Text) > sandbox.MaxClipboard {
+		if len(a.Text) > viewing.MaxClipboard {
 			err = invalid("text", "is larger than 1 MiB")
 		}
 		return s, err
@@ -107,8 +107,8 @@ func plan(a *sandbox.ComputerAction) (s step, err error) {
 	case "type":
 		if a.Text == "" {
 			err = invalid("text", "is missing")
-		} else if utf8.RuneCountInString(a.Text) > sandbox.MaxTyped {
-			err = invalid("text", "is longer than %d characters; copy it, and paste it with a key", sandbox.MaxTyped)
+		} else if utf8.RuneCountInString(a.Text) > viewing.MaxTyped {
+			err = invalid("text", "is longer than %d characters; copy it, and paste it with a key", viewing.MaxTyped)
 		}
 		do, s.stdin = []string{"type", "--delay", delay(a.Text), "--file", "-"}, a.Text
 		s.extra = time.Duration(len(a.Text)) * typing
@@ -123,7 +123,7 @@ func plan(a *sandbox.ComputerAction) (s step, err error) {
 	return s, err
 }
 
-func screenshotArgs(r *sandbox.Region) []string {
+func screenshotArgs(r *viewing.Region) []string {
 	args := []string{"/bin/sh", "-c", shotScript, "screenshot", "--pointer", "--silent"}
 	if r != nil {
 		part := make([]string, 0, 4)
@@ -137,7 +137,7 @@ func screenshotArgs(r *sandbox.Region) []string {
 
 func moveTo(x, y int) []string { return []string{"mousemove", strconv.Itoa(x), strconv.Itoa(y)} }
 
-func at(a *sandbox.ComputerAction) []string {
+func at(a *viewing.ComputerAction) []string {
 	if a.X == nil {
 		return nil
 	}
@@ -157,7 +157,7 @@ func wrap(before, keys, do []string) (all []string) {
 	return all
 }
 
-func drag(path []sandbox.Point, button string) ([]string, error) {
+func drag(path []viewing.Point, button string) ([]string, error) {
 	if len(path) < 2 {
 		return nil, invalid("path", "needs at least two points")
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 // Labels that Atoll sets on sandboxes. Callers cannot use their prefix.
@@ -117,7 +118,7 @@ func (e *Engine) CheckIsolation(ctx context.Context, demand sandbox.Isolation) e
 // labels returns a sandbox's own labels together with Atoll's.
 func (e *Engine) labels(p *plan.Plan) map[string]string {
 	labels := map[string]string{LabelName: p.Spec.Name}
-	if len(p.Spec.Image) <= sandbox.MaxLabelLen {
+	if len(p.Spec.Image) <= bounds.MaxLabelLen {
 		labels[LabelImage] = printable(p.Spec.Image)
 	}
 	if p.Bound {

@@ -12,16 +12,17 @@ import (
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // bounding is a fake that enforces egress rules and records them.
 type bounding struct {
 	*fake.Provider
-	ability sandbox.EgressAbility
+	ability enforce.Ability
 	got     *sandbox.EgressRules
 }
 
-func (b *bounding) EgressAbility() sandbox.EgressAbility { return b.ability }
+func (b *bounding) EgressAbility() enforce.Ability { return b.ability }
 
 func (b *bounding) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
 	own := *spec
@@ -32,7 +33,7 @@ func (b *bounding) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 // A provider without a gateway gets the rules that it can enforce. A sandbox
 // with other rules is refused.
 func TestRulesOfProviders(t *testing.T) {
-	p := &bounding{fake.New(fake.Options{}), sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}}, nil}
+	p := &bounding{fake.New(fake.Options{}), enforce.Ability{Kind: enforce.Host, NamePorts: []uint16{80, 443}}, nil}
 	t.Cleanup(func() { _ = p.Close() })
 	c := engine.New(engine.Config{Provider: p})
 	create := func(n sandbox.Network, e plan.Egress) error {
@@ -65,7 +66,7 @@ func TestRulesOfProviders(t *testing.T) {
 	}
 
 	// Plain processes have the network of the machine, which must be reported.
-	p.ability = sandbox.EgressAbility{Kind: sandbox.EgressNone}
+	p.ability = enforce.Ability{Kind: enforce.None}
 	for mode, want := range map[policy.Unenforceable]sandbox.Code{policy.Refuse: sandbox.CodeUnsupported, policy.Narrow: sandbox.CodeUnsupported, policy.LetPass: ""} {
 		err := create(hosts, plan.Egress{Unenforceable: mode})
 		if sandbox.CodeOf(err) != want || (p.got != nil && p.got.Open) != (want == "") {
@@ -87,9 +88,9 @@ func (d *distant) Binding(context.Context) (string, error) {
 	return "there", d.err
 }
 
-func (d *distant) EgressAbility() sandbox.EgressAbility {
+func (d *distant) EgressAbility() enforce.Ability {
 	if !d.asked {
-		return sandbox.EgressAbility{Kind: sandbox.EgressNone}
+		return enforce.Ability{Kind: enforce.None}
 	}
 	return d.ability
 }
@@ -97,7 +98,7 @@ func (d *distant) EgressAbility() sandbox.EgressAbility {
 // The first sandbox of another daemon can have rules. Without an answer, its error
 // says so, and not that the rules are impossible.
 func TestRulesOfAnotherDaemon(t *testing.T) {
-	p := &distant{bounding: &bounding{fake.New(fake.Options{}), sandbox.EgressAbility{Kind: sandbox.EgressHostPort}, nil}}
+	p := &distant{bounding: &bounding{fake.New(fake.Options{}), enforce.Ability{Kind: enforce.HostPort}, nil}}
 	t.Cleanup(func() { _ = p.Close() })
 	c := engine.New(engine.Config{Provider: p})
 	create := func() error {
@@ -117,7 +118,7 @@ func TestRulesOfAnotherDaemon(t *testing.T) {
 // A secret that only Atoll's gateway could insert is refused for that reason, on
 // a provider that enforces egress itself.
 func TestGatewaySecretsOfProviders(t *testing.T) {
-	p := &bounding{fake.New(fake.Options{}), sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}}, nil}
+	p := &bounding{fake.New(fake.Options{}), enforce.Ability{Kind: enforce.Host, NamePorts: []uint16{80, 443}}, nil}
 	t.Cleanup(func() { _ = p.Close() })
 	c := engine.New(engine.Config{Provider: p})
 	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{

@@ -4,6 +4,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/eventtype"
 )
 
 // Type says what happened. The list is append-only.
@@ -11,83 +12,83 @@ type Type = string
 
 // Attempted is written before an action; the other types are facts.
 const (
-	Attempted Type = sandbox.EventAttempted // Op is about to run; its outcome follows
-	Denied    Type = sandbox.EventDenied    // Op was not allowed and did not run
-	Failed    Type = sandbox.EventFailed    // Op ran and failed with Code
-	Unknown   Type = sandbox.EventUnknown   // Op was attempted by a daemon that ended before it recorded the outcome
-	Done      Type = sandbox.EventDone      // Op succeeded and has no type of its own
+	Attempted Type = eventtype.Attempted // Op is about to run; its outcome follows
+	Denied    Type = eventtype.Denied    // Op was not allowed and did not run
+	Failed    Type = eventtype.Failed    // Op ran and failed with Code
+	Unknown   Type = eventtype.Unknown   // Op was attempted by a daemon that ended before it recorded the outcome
+	Done      Type = eventtype.Done      // Op succeeded and has no type of its own
 
-	Created     Type = sandbox.EventCreated
-	Started     Type = sandbox.EventStarted
-	Stopped     Type = sandbox.EventStopped
-	Paused      Type = sandbox.EventPaused
-	Resumed     Type = sandbox.EventResumed
-	Updated     Type = sandbox.EventUpdated
-	Destroyed   Type = sandbox.EventDestroyed
-	Ended       Type = sandbox.EventEnded   // by itself, or by a limit: see Reason
-	Expired     Type = sandbox.EventExpired // its lifetime ended
-	Idled       Type = sandbox.EventIdled   // its idle policy applied
-	Lost        Type = sandbox.EventLost    // it cannot be reached
-	Found       Type = sandbox.EventFound   // a lost one was reached again
-	ExecStarted Type = sandbox.EventExecStarted
-	ExecEnded   Type = sandbox.EventExecEnded
-	Signaled    Type = sandbox.EventSignaled
+	Created     Type = eventtype.Created
+	Started     Type = eventtype.Started
+	Stopped     Type = eventtype.Stopped
+	Paused      Type = eventtype.Paused
+	Resumed     Type = eventtype.Resumed
+	Updated     Type = eventtype.Updated
+	Destroyed   Type = eventtype.Destroyed
+	Ended       Type = eventtype.Ended   // by itself, or by a limit: see Reason
+	Expired     Type = eventtype.Expired // its lifetime ended
+	Idled       Type = eventtype.Idled   // its idle policy applied
+	Lost        Type = eventtype.Lost    // it cannot be reached
+	Found       Type = eventtype.Found   // a lost one was reached again
+	ExecStarted Type = eventtype.ExecStarted
+	ExecEnded   Type = eventtype.ExecEnded
+	Signaled    Type = eventtype.Signaled
 
-	FilesRead    Type = sandbox.EventFilesRead
-	FilesWritten Type = sandbox.EventFilesWritten
-	FilesRemoved Type = sandbox.EventFilesRemoved
-	FilesMoved   Type = sandbox.EventFilesMoved
+	FilesRead    Type = eventtype.FilesRead
+	FilesWritten Type = eventtype.FilesWritten
+	FilesRemoved Type = eventtype.FilesRemoved
+	FilesMoved   Type = eventtype.FilesMoved
 
-	KeyCreated    Type = sandbox.EventKeyCreated
-	KeyRevoked    Type = sandbox.EventKeyRevoked
-	LimitsChanged Type = sandbox.EventLimitsChanged
-	PortOpened    Type = sandbox.EventPortOpened
+	KeyCreated    Type = eventtype.KeyCreated
+	KeyRevoked    Type = eventtype.KeyRevoked
+	LimitsChanged Type = eventtype.LimitsChanged
+	PortOpened    Type = eventtype.PortOpened
 
-	TenantCreated      Type = sandbox.EventTenantCreated
-	TenantDisabled     Type = sandbox.EventTenantDisabled // or enabled again
-	Forked             Type = sandbox.EventForked
-	SnapshotCreated    Type = sandbox.EventSnapshotCreated
-	SnapshotRemoved    Type = sandbox.EventSnapshotRemoved
-	ProfileCreated     Type = sandbox.EventProfileCreated
-	ProfileApplied     Type = sandbox.EventProfileApplied
-	ProfileRemoved     Type = sandbox.EventProfileRemoved
-	SecretCreated      Type = sandbox.EventSecretCreated
-	SecretRotated      Type = sandbox.EventSecretRotated
-	SecretRemoved      Type = sandbox.EventSecretRemoved
-	EgressAllowed      Type = sandbox.EventEgressAllowed // a connection or request of a sandbox; see Subject and Policy
-	EgressDenied       Type = sandbox.EventEgressDenied
-	EgressLimited      Type = sandbox.EventEgressLimited  // a limit was reached
-	EgressFailed       Type = sandbox.EventEgressFailed   // allowed, but the destination did not respond
-	PoliciesLoaded     Type = sandbox.EventPoliciesLoaded // the machine's policies were replaced
-	PoliciesKept       Type = sandbox.EventPoliciesKept   // the policy files are invalid, so the old policies stay in force: see Subject
-	SecretUsed         Type = sandbox.EventSecretUsed     // the gateway sent a secret: see Subject and Policy
-	SessionCreated     Type = sandbox.EventSessionCreated
-	LeaseWarming       Type = sandbox.EventLeaseWarming    // the sandbox of a session is being created or resumed
-	LeaseWarm          Type = sandbox.EventLeaseWarm       // the sandbox serves the session: see Epoch
-	LeaseDraining      Type = sandbox.EventLeaseDraining   // the session no longer needs its sandbox, which ends after a grace period
-	LeaseCold          Type = sandbox.EventLeaseCold       // the session has no sandbox
-	LeaseWaiting       Type = sandbox.EventLeaseWaiting    // a caller waits for a sandbox that another one makes or ends
-	LeaseAtRisk        Type = sandbox.EventLeaseAtRisk     // the sandbox could not be saved, and its lifetime ends soon
-	FenceRefused       Type = sandbox.EventFenceRefused    // a request was addressed to an earlier sandbox of the session: see Epoch
-	RouteSwapped       Type = sandbox.EventRouteSwapped    // another sandbox, with the session's files, now serves the session: see Sandbox and Epoch
-	StreamOpened       Type = sandbox.EventStreamOpened    // a viewer of a stream connected: see Viewers
-	StreamClosed       Type = sandbox.EventStreamClosed    // a viewer of a stream is gone: see Reason
-	StreamRevoked      Type = sandbox.EventStreamRevoked   // see Reason
-	StreamRotated      Type = sandbox.EventStreamRotated   // the stream shows another sandbox of its session: see Epoch
-	TerminalStarted    Type = sandbox.EventTerminalStarted // a command runs on a terminal: see Subject
-	TerminalExited     Type = sandbox.EventTerminalExited
-	RecordingStarted   Type = sandbox.EventRecordingStarted
-	RecordingAvailable Type = sandbox.EventRecordingAvailable // a recording is stored completely: see Reason
-	RecordingFailed    Type = sandbox.EventRecordingFailed    // see Reason
-	MachineApproved    Type = sandbox.EventMachineApproved    // a self-hosted machine may make sandboxes: see Subject
-	MachineRevoked     Type = sandbox.EventMachineRevoked
-	MachineConsents    Type = sandbox.EventMachineConsents // what its owner agrees to changed: see Policy
-	NodePlaced         Type = sandbox.EventNodePlaced      // a node was chosen for a sandbox: see Subject and Policy
-	NodeChanged        Type = sandbox.EventNodeChanged
-	NodeDrained        Type = sandbox.EventNodeDrained
-	NodeRemoved        Type = sandbox.EventNodeRemoved
-	NodeCleared        Type = sandbox.EventNodeCleared // the old sandboxes of a node that came back were ended
-	AuditPruned        Type = sandbox.EventAuditPruned // the oldest records of this log were removed: see Subject
+	TenantCreated      Type = eventtype.TenantCreated
+	TenantDisabled     Type = eventtype.TenantDisabled // or enabled again
+	Forked             Type = eventtype.Forked
+	SnapshotCreated    Type = eventtype.SnapshotCreated
+	SnapshotRemoved    Type = eventtype.SnapshotRemoved
+	ProfileCreated     Type = eventtype.ProfileCreated
+	ProfileApplied     Type = eventtype.ProfileApplied
+	ProfileRemoved     Type = eventtype.ProfileRemoved
+	SecretCreated      Type = eventtype.SecretCreated
+	SecretRotated      Type = eventtype.SecretRotated
+	SecretRemoved      Type = eventtype.SecretRemoved
+	EgressAllowed      Type = eventtype.EgressAllowed // a connection or request of a sandbox; see Subject and Policy
+	EgressDenied       Type = eventtype.EgressDenied
+	EgressLimited      Type = eventtype.EgressLimited  // a limit was reached
+	EgressFailed       Type = eventtype.EgressFailed   // allowed, but the destination did not respond
+	PoliciesLoaded     Type = eventtype.PoliciesLoaded // the machine's policies were replaced
+	PoliciesKept       Type = eventtype.PoliciesKept   // the policy files are invalid, so the old policies stay in force: see Subject
+	SecretUsed         Type = eventtype.SecretUsed     // the gateway sent a secret: see Subject and Policy
+	SessionCreated     Type = eventtype.SessionCreated
+	LeaseWarming       Type = eventtype.LeaseWarming    // the sandbox of a session is being created or resumed
+	LeaseWarm          Type = eventtype.LeaseWarm       // the sandbox serves the session: see Epoch
+	LeaseDraining      Type = eventtype.LeaseDraining   // the session no longer needs its sandbox, which ends after a grace period
+	LeaseCold          Type = eventtype.LeaseCold       // the session has no sandbox
+	LeaseWaiting       Type = eventtype.LeaseWaiting    // a caller waits for a sandbox that another one makes or ends
+	LeaseAtRisk        Type = eventtype.LeaseAtRisk     // the sandbox could not be saved, and its lifetime ends soon
+	FenceRefused       Type = eventtype.FenceRefused    // a request was addressed to an earlier sandbox of the session: see Epoch
+	RouteSwapped       Type = eventtype.RouteSwapped    // another sandbox, with the session's files, now serves the session: see Sandbox and Epoch
+	StreamOpened       Type = eventtype.StreamOpened    // a viewer of a stream connected: see Viewers
+	StreamClosed       Type = eventtype.StreamClosed    // a viewer of a stream is gone: see Reason
+	StreamRevoked      Type = eventtype.StreamRevoked   // see Reason
+	StreamRotated      Type = eventtype.StreamRotated   // the stream shows another sandbox of its session: see Epoch
+	TerminalStarted    Type = eventtype.TerminalStarted // a command runs on a terminal: see Subject
+	TerminalExited     Type = eventtype.TerminalExited
+	RecordingStarted   Type = eventtype.RecordingStarted
+	RecordingAvailable Type = eventtype.RecordingAvailable // a recording is stored completely: see Reason
+	RecordingFailed    Type = eventtype.RecordingFailed    // see Reason
+	MachineApproved    Type = eventtype.MachineApproved    // a self-hosted machine may make sandboxes: see Subject
+	MachineRevoked     Type = eventtype.MachineRevoked
+	MachineConsents    Type = eventtype.MachineConsents // what its owner agrees to changed: see Policy
+	NodePlaced         Type = eventtype.NodePlaced      // a node was chosen for a sandbox: see Subject and Policy
+	NodeChanged        Type = eventtype.NodeChanged
+	NodeDrained        Type = eventtype.NodeDrained
+	NodeRemoved        Type = eventtype.NodeRemoved
+	NodeCleared        Type = eventtype.NodeCleared // the old sandboxes of a node that came back were ended
+	AuditPruned        Type = eventtype.AuditPruned // the oldest records of this log were removed: see Subject
 )
 
 // Types lists all types.

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 // Limits on the indexes of one image.
@@ -255,7 +256,7 @@ func (r *resolver) runConfig(cfg *v1.ConfigFile) (Config, error) {
 			return Config{}, r.invalid("its config holds a NUL byte")
 		}
 	}
-	if len(in.User) > 128 || strings.ContainsAny(in.User, "\n/ ") || len(in.WorkingDir) > 4096 || len(in.Env) > sandbox.MaxEnv {
+	if len(in.User) > 128 || strings.ContainsAny(in.User, "\n/ ") || len(in.WorkingDir) > 4096 || len(in.Env) > bounds.MaxEnv {
 		return Config{}, r.invalid("its config has an unusable user, working directory or environment")
 	}
 	for _, e := range in.Env {

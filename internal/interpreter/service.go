@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/keyed"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 const (
@@ -69,7 +70,7 @@ func New(cfg Config) *Service { return &Service{cfg: cfg} }
 // Run executes code and calls each with what it does, in order. If each returns
 // an error, or ctx ends, the code is interrupted. An exception of the code is an
 // event and no error.
-func (s *Service) Run(ctx context.Context, ref string, req sandbox.CodeRequest, each func(sandbox.CodeEvent) error) error {
+func (s *Service) Run(ctx context.Context, ref string, req coding.CodeRequest, each func(coding.CodeEvent) error) error {
 	if req.Context != "" && req.Language != "" {
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: op, Subject: "language", Message: "is that of the context; give only one of them"}
 	}
@@ -93,7 +94,7 @@ func (s *Service) Run(ctx context.Context, ref string, req sandbox.CodeRequest, 
 }
 
 // Contexts returns the contexts of a sandbox, those of the languages too.
-func (s *Service) Contexts(ctx context.Context, ref string) (all []sandbox.CodeContext, err error) {
+func (s *Service) Contexts(ctx context.Context, ref string) (all []coding.CodeContext, err error) {
 	var found []described
 	err = s.manage(ctx, ref, http.MethodGet, "/contexts", nil, &found)
 	for _, c := range found {
@@ -103,7 +104,7 @@ func (s *Service) Contexts(ctx context.Context, ref string) (all []sandbox.CodeC
 }
 
 // CreateContext makes a context.
-func (s *Service) CreateContext(ctx context.Context, ref string, n sandbox.NewCodeContext) (sandbox.CodeContext, error) {
+func (s *Service) CreateContext(ctx context.Context, ref string, n coding.NewCodeContext) (coding.CodeContext, error) {
 	var made described
 	err := s.manage(ctx, ref, http.MethodPost, "/contexts", described{Language: n.Language, Dir: n.Dir}, &made)
 	return made.public(), err
@@ -220,7 +221,7 @@ func broken(ctx context.Context, err error) error {
 }
 
 // read reads the events of an execution.
-func read(ctx context.Context, from io.Reader, each func(sandbox.CodeEvent) error) error {
+func read(ctx context.Context, from io.Reader, each func(coding.CodeEvent) error) error {
 	lines := bufio.NewScanner(from)
 	lines.Buffer(nil, maxLine)
 	for lines.Scan() {
@@ -232,7 +233,7 @@ func read(ctx context.Context, from io.Reader, each func(sandbox.CodeEvent) erro
 		if !known {
 			continue
 		}
-		if err := each(e); err != nil || e.Type == sandbox.CodeEnded {
+		if err := each(e); err != nil || e.Type == coding.CodeEnded {
 			return err
 		}
 	}

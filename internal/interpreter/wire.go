@@ -4,7 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 // request is the body of /execute. Timeout is in seconds; the SDKs of E2B do not
@@ -24,8 +24,8 @@ type described struct {
 	Dir      string `json:"cwd,omitempty"`
 }
 
-func (d described) public() sandbox.CodeContext {
-	return sandbox.CodeContext{ID: d.ID, Language: d.Language, Dir: d.Dir}
+func (d described) public() coding.CodeContext {
+	return coding.CodeContext{ID: d.ID, Language: d.Language, Dir: d.Dir}
 }
 
 // line is an event on the wire, in the form of E2B's code interpreter.
@@ -52,24 +52,24 @@ type line struct {
 }
 
 // event returns the event; false if it is of a kind that is not known.
-func (l *line) event() (e sandbox.CodeEvent, known bool) {
+func (l *line) event() (e coding.CodeEvent, known bool) {
 	switch l.Type {
 	case "number_of_executions":
-		return sandbox.CodeEvent{Type: sandbox.CodeStarted, Count: l.Count}, true
+		return coding.CodeEvent{Type: coding.CodeStarted, Count: l.Count}, true
 	case "stdout", "stderr":
-		return sandbox.CodeEvent{Type: l.Type, Text: l.Text}, true
+		return coding.CodeEvent{Type: l.Type, Text: l.Text}, true
 	case "result":
-		return sandbox.CodeEvent{Type: sandbox.CodeShown, Result: &sandbox.CodeResult{
+		return coding.CodeEvent{Type: coding.CodeShown, Result: &coding.CodeResult{
 			Main: l.Main, Text: l.Text, HTML: l.HTML, Markdown: l.Markdown, SVG: l.SVG,
 			PNG: decoded(l.PNG), JPEG: decoded(l.JPEG), PDF: decoded(l.PDF), LaTeX: l.LaTeX, JavaScript: l.JavaScript,
 			JSON: present(l.JSON), Data: present(l.Data), Chart: present(l.Chart),
 		}}, true
 	case "error":
-		return sandbox.CodeEvent{Type: sandbox.CodeFailed, Error: &sandbox.CodeError{Name: l.Name, Value: l.Value, Traceback: l.Traceback}}, true
+		return coding.CodeEvent{Type: coding.CodeFailed, Error: &coding.CodeError{Name: l.Name, Value: l.Value, Traceback: l.Traceback}}, true
 	case "keepalive":
-		return sandbox.CodeEvent{Type: sandbox.CodeAlive}, true
+		return coding.CodeEvent{Type: coding.CodeAlive}, true
 	case "end_of_execution":
-		return sandbox.CodeEvent{Type: sandbox.CodeEnded, TimedOut: l.TimedOut}, true
+		return coding.CodeEvent{Type: coding.CodeEnded, TimedOut: l.TimedOut}, true
 	}
 	return e, false
 }

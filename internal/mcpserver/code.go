@@ -7,7 +7,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 type codeArgs struct {
@@ -48,20 +48,20 @@ func runCode(ctx context.Context, c *call, in codeArgs) (out codeOut, err error)
 	defer report.end()
 	var stdout, stderr, results excerpt
 	stdout.seen, stderr.seen = report.saw, report.saw
-	req := sandbox.CodeRequest{Code: in.Code, Language: in.Language, TimeoutMS: limit.Milliseconds()}
-	err = b.StreamCode(ctx, req, func(e sandbox.CodeEvent) error {
+	req := coding.CodeRequest{Code: in.Code, Language: in.Language, TimeoutMS: limit.Milliseconds()}
+	err = b.StreamCode(ctx, req, func(e coding.CodeEvent) error {
 		switch e.Type {
-		case sandbox.CodeStdout:
+		case coding.CodeStdout:
 			_, _ = stdout.Write([]byte(e.Text))
-		case sandbox.CodeStderr:
+		case coding.CodeStderr:
 			_, _ = stderr.Write([]byte(e.Text))
-		case sandbox.CodeShown:
+		case coding.CodeShown:
 			_, _ = results.Write([]byte(e.Result.Text + "\n"))
 			c.picture(e.Result.PNG, "image/png")
 			c.picture(e.Result.JPEG, "image/jpeg")
-		case sandbox.CodeFailed:
+		case coding.CodeFailed:
 			out.Exception = cmp.Or(e.Error.Traceback, e.Error.Name+": "+e.Error.Value)
-		case sandbox.CodeEnded:
+		case coding.CodeEnded:
 			out.TimedOut = e.TimedOut
 		}
 		return nil

@@ -6,7 +6,7 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 type placeArgs struct {
@@ -61,28 +61,28 @@ type computerOut struct {
 func (s *Server) computerTools() {
 	add(s, "computer_screenshot", "Take a screenshot", "See the desktop. computer_ tools use its pixels.", looks, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerView),
 		func(ctx context.Context, c *call, in boxArgs) (computerOut, error) {
-			return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "screenshot"})
+			return c.act(ctx, in.Sandbox, viewing.ComputerAction{Action: "screenshot"})
 		})
 	add(s, "computer_click", "Click", "Click.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), func(ctx context.Context, c *call, in clickArgs) (computerOut, error) {
-		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "click", X: &in.X, Y: &in.Y, Button: in.Button, Keys: in.Keys})
+		return c.act(ctx, in.Sandbox, viewing.ComputerAction{Action: "click", X: &in.X, Y: &in.Y, Button: in.Button, Keys: in.Keys})
 	})
 	add(s, "computer_double_click", "Double-click", "Double-click.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), func(ctx context.Context, c *call, in placeArgs) (computerOut, error) {
-		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "click", X: &in.X, Y: &in.Y, Count: 2})
+		return c.act(ctx, in.Sandbox, viewing.ComputerAction{Action: "click", X: &in.X, Y: &in.Y, Count: 2})
 	})
 	add(s, "computer_move", "Move the pointer", "Move the pointer.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), func(ctx context.Context, c *call, in placeArgs) (computerOut, error) {
-		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "move", X: &in.X, Y: &in.Y})
+		return c.act(ctx, in.Sandbox, viewing.ComputerAction{Action: "move", X: &in.X, Y: &in.Y})
 	})
 	add(s, "computer_scroll", "Scroll", "Turn the wheel.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), func(ctx context.Context, c *call, in scrollArgs) (computerOut, error) {
-		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "scroll", X: &in.X, Y: &in.Y, ScrollX: in.ScrollX, ScrollY: in.ScrollY})
+		return c.act(ctx, in.Sandbox, viewing.ComputerAction{Action: "scroll", X: &in.X, Y: &in.Y, ScrollX: in.ScrollX, ScrollY: in.ScrollY})
 	})
 	add(s, "computer_drag", "Drag", "Drag with the left button.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), func(ctx context.Context, c *call, in dragArgs) (computerOut, error) {
-		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "drag", Path: []sandbox.Point{{X: in.X, Y: in.Y}, {X: in.ToX, Y: in.ToY}}})
+		return c.act(ctx, in.Sandbox, viewing.ComputerAction{Action: "drag", Path: []viewing.Point{{X: in.X, Y: in.Y}, {X: in.ToX, Y: in.ToY}}})
 	})
 	add(s, "computer_type", "Type text", "Type where the focus is.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), func(ctx context.Context, c *call, in typeArgs) (computerOut, error) {
-		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "type", Text: in.Text})
+		return c.act(ctx, in.Sandbox, viewing.ComputerAction{Action: "type", Text: in.Text})
 	})
 	add(s, "computer_keypress", "Press keys", "Press keys at once.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), func(ctx context.Context, c *call, in keyArgs) (computerOut, error) {
-		return c.act(ctx, in.Sandbox, sandbox.ComputerAction{Action: "key", Keys: in.Keys})
+		return c.act(ctx, in.Sandbox, viewing.ComputerAction{Action: "key", Keys: in.Keys})
 	})
 	add(s, "computer_clipboard", "Use the clipboard", "Read the clipboard, or set it.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), clipboard)
 }
@@ -110,12 +110,12 @@ func clipboard(ctx context.Context, c *call, in clipboardArgs) (out clipboardOut
 }
 
 // act carries out an action. A screenshot follows the result as an image.
-func (c *call) act(ctx context.Context, ref string, do sandbox.ComputerAction) (computerOut, error) {
+func (c *call) act(ctx context.Context, ref string, do viewing.ComputerAction) (computerOut, error) {
 	b, err := c.box(ctx, ref)
 	if err != nil {
 		return computerOut{}, err
 	}
-	out, err := b.UseComputer(ctx, sandbox.ComputerRequest{Actions: []sandbox.ComputerAction{do}})
+	out, err := b.UseComputer(ctx, viewing.ComputerRequest{Actions: []viewing.ComputerAction{do}})
 	if err != nil || out.Screenshot == nil {
 		return computerOut{}, err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // The tool reads and sets the clipboard by the actions of the HTTP API, whose
@@ -27,12 +28,12 @@ func TestClipboard(t *testing.T) {
 		answer(w, sandbox.Sandbox{ID: "sb-1", Name: "box", State: sandbox.Running})
 	})
 	mux.HandleFunc("POST /v1/sandboxes/{id}/computer", func(w http.ResponseWriter, r *http.Request) {
-		var in sandbox.ComputerRequest
+		var in viewing.ComputerRequest
 		if err := json.NewDecoder(r.Body).Decode(&in); err != nil || len(in.Actions) != 1 {
 			t.Errorf("the request is %+v, %v", in, err)
 			return
 		}
-		var out sandbox.ComputerResult
+		var out viewing.ComputerResult
 		switch do := in.Actions[0]; do.Action {
 		case "copy":
 			text = do.Text

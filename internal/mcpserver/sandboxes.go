@@ -8,6 +8,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // specArgs describe a sandbox to create.
@@ -194,7 +195,7 @@ func (s *Server) stateTools() {
 			if err != nil {
 				return snapshotOut{}, err
 			}
-			snap, err := b.Snapshot(ctx, sandbox.SnapshotRequest{Name: in.Name, Memory: in.Memory})
+			snap, err := b.Snapshot(ctx, durable.SnapshotRequest{Name: in.Name, Memory: in.Memory})
 			return snapshotOut{Snapshot: snap.Name, ID: snap.ID, Memory: snap.Memory, Bytes: snap.Size}, err
 		})
 	add(s, "sandbox_fork", "Fork a sandbox", "Copy a running sandbox with its files, processes and memory.", adds, does(ops.SandboxGet, ops.SandboxFork),
@@ -203,7 +204,7 @@ func (s *Server) stateTools() {
 			if err != nil {
 				return listOut{}, err
 			}
-			copies, err := b.Fork(ctx, sandbox.ForkRequest{Count: in.Count, Prefix: in.Prefix})
+			copies, err := b.Fork(ctx, durable.ForkRequest{Count: in.Count, Prefix: in.Prefix})
 			out := listOut{Sandboxes: []boxOut{}}
 			for _, f := range copies {
 				out.Sandboxes = append(out.Sandboxes, toBox(f.Info()))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 type searchArgs struct {
@@ -43,20 +44,20 @@ func (s *Server) sourceTools() {
 	add(s, "sandbox_git", "Read a git repository", "Read a git repository.", looks, does(ops.SandboxGet, ops.SandboxFind, ops.GitRead), readGit)
 }
 
-func search(ctx context.Context, c *call, in searchArgs) (sandbox.SearchResult, error) {
+func search(ctx context.Context, c *call, in searchArgs) (coding.SearchResult, error) {
 	b, err := c.box(ctx, in.Sandbox)
 	if err != nil {
-		return sandbox.SearchResult{}, err
+		return coding.SearchResult{}, err
 	}
-	return b.Files().Search(ctx, sandbox.SearchRequest{Path: in.Path, Content: in.Content, Name: in.Name, Max: maxFound})
+	return b.Files().Search(ctx, coding.SearchRequest{Path: in.Path, Content: in.Content, Name: in.Name, Max: maxFound})
 }
 
-func patch(ctx context.Context, c *call, in patchArgs) (sandbox.PatchResult, error) {
+func patch(ctx context.Context, c *call, in patchArgs) (coding.PatchResult, error) {
 	b, err := c.box(ctx, in.Sandbox)
 	if err != nil {
-		return sandbox.PatchResult{}, err
+		return coding.PatchResult{}, err
 	}
-	return b.Files().Patch(ctx, sandbox.PatchRequest{Path: in.Path, Patch: in.Patch})
+	return b.Files().Patch(ctx, coding.PatchRequest{Path: in.Path, Patch: in.Patch})
 }
 
 func readGit(ctx context.Context, c *call, in gitArgs) (json.RawMessage, error) {
@@ -73,10 +74,10 @@ func readGit(ctx context.Context, c *call, in gitArgs) (json.RawMessage, error) 
 	case "status":
 		return marshal(g.Status(ctx))
 	case "diff", "staged":
-		d, err := g.Diff(ctx, sandbox.GitDiffOptions{From: in.Rev, Staged: in.Action == "staged", Paths: paths})
+		d, err := g.Diff(ctx, coding.GitDiffOptions{From: in.Rev, Staged: in.Action == "staged", Paths: paths})
 		return marshal(diffOut{Diff: short(d.String())}, err)
 	case "log":
-		return marshal(g.Log(ctx, sandbox.GitLogOptions{Rev: in.Rev, Max: maxLog, Paths: paths}))
+		return marshal(g.Log(ctx, coding.GitLogOptions{Rev: in.Rev, Max: maxLog, Paths: paths}))
 	case "show":
 		show, err := g.Show(ctx, in.Rev)
 		out := diffOut{Commit: &show.Commit}
@@ -96,8 +97,8 @@ func readGit(ctx context.Context, c *call, in gitArgs) (json.RawMessage, error) 
 }
 
 type diffOut struct {
-	Commit *sandbox.GitCommit `json:"commit,omitempty"`
-	Diff   string             `json:"diff"`
+	Commit *coding.GitCommit `json:"commit,omitempty"`
+	Diff   string            `json:"diff"`
 }
 
 type blameOut struct {

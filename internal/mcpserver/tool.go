@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 // nature describes the effects of a tool, for its annotations.
@@ -113,7 +114,7 @@ func find(ctx context.Context, c *atoll.Client, ref string) (*atoll.Sandbox, err
 
 // process refuses strings that cannot be the id of a process.
 func process(id string) error {
-	ok := id != "" && len(id) <= sandbox.MaxNameLen
+	ok := id != "" && len(id) <= bounds.MaxNameLen
 	for _, r := range []byte(id) {
 		ok = ok && (r == '-' || r == '_' || r >= '0' && r <= '9' || r|0x20 >= 'a' && r|0x20 <= 'z')
 	}

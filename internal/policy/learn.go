@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 // Seen is a connection or request recorded in a decision. Method and Path are
@@ -48,7 +49,7 @@ func Learn(name string, seen []Seen) (profile sandbox.Profile, left []Seen) {
 			profile.Rules = append(profile.Rules, requestRules(host, paths[host])...)
 		}
 	}
-	for hosts := range slices.Chunk(slices.Sorted(maps.Keys(whole)), sandbox.MaxRuleHosts) {
+	for hosts := range slices.Chunk(slices.Sorted(maps.Keys(whole)), bounds.MaxRuleHosts) {
 		profile.Rules = append(profile.Rules, sandbox.Rule{Action: sandbox.Allow, Hosts: hosts})
 	}
 	return profile, left

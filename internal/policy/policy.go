@@ -16,6 +16,7 @@ import (
 	"strconv"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 // Operator holds the machine owner's settings for all profiles.
@@ -127,8 +128,8 @@ func Compile(profile sandbox.Profile, opts Options) (*Policy, error) {
 	default:
 		return nil, invalid("default", "%q is neither allow nor deny", clip(string(p.fallback)))
 	}
-	if len(profile.Rules) > sandbox.MaxRules {
-		return nil, invalid("rules", "%d rules, at most %d", len(profile.Rules), sandbox.MaxRules)
+	if len(profile.Rules) > bounds.MaxRules {
+		return nil, invalid("rules", "%d rules, at most %d", len(profile.Rules), bounds.MaxRules)
 	}
 	p.rules = make([]rule, 0, len(profile.Rules))
 	for i := range profile.Rules {

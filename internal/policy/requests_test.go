@@ -8,10 +8,11 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
-var seesRequests = sandbox.EgressAbility{
-	Kind: sandbox.EgressFull, NamePorts: []uint16{80, 443}, NamesOnly: true, Wildcards: true,
+var seesRequests = enforce.Ability{
+	Kind: enforce.Full, NamePorts: []uint16{80, 443}, NamesOnly: true, Wildcards: true,
 	Filters: []sandbox.FilterType{sandbox.FilterRegex, sandbox.FilterSize},
 }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 // Limits of one rule.
@@ -45,8 +46,8 @@ func (r *rule) compileHosts() error {
 	switch {
 	case len(hosts) == 0:
 		return invalid(field(r.number, "hosts"), "no host given; \"*\" stands for every name")
-	case len(hosts) > sandbox.MaxRuleHosts:
-		return invalid(field(r.number, "hosts"), "%d hosts, at most %d", len(hosts), sandbox.MaxRuleHosts)
+	case len(hosts) > bounds.MaxRuleHosts:
+		return invalid(field(r.number, "hosts"), "%d hosts, at most %d", len(hosts), bounds.MaxRuleHosts)
 	}
 	for _, h := range hosts {
 		p, err := parsePattern(h)
@@ -271,8 +272,8 @@ func within(subject, secret string, to []pattern, secrets map[string][]string) e
 // CheckSecretHosts reports what is wrong with a list of hosts to which a secret
 // may be sent.
 func CheckSecretHosts(hosts []string) error {
-	if len(hosts) > sandbox.MaxRuleHosts {
-		return invalid("hosts", "%d hosts, at most %d", len(hosts), sandbox.MaxRuleHosts)
+	if len(hosts) > bounds.MaxRuleHosts {
+		return invalid("hosts", "%d hosts, at most %d", len(hosts), bounds.MaxRuleHosts)
 	}
 	for _, h := range hosts {
 		if _, err := sendable(h); err != nil {

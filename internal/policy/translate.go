@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // Unenforceable is how to treat rules that a provider cannot enforce.
@@ -30,7 +31,7 @@ type Lost struct {
 // more or allows more and lists the rule as Lost. Unless mode is LetPass, the
 // result allows no connection that the profile denies. It says nothing about
 // what is sent over an allowed connection.
-func (p *Policy) Translate(a sandbox.EgressAbility, mode Unenforceable) (sandbox.EgressRules, []Lost, error) {
+func (p *Policy) Translate(a enforce.Ability, mode Unenforceable) (sandbox.EgressRules, []Lost, error) {
 	if p.upstream.steered() {
 		return sandbox.EgressRules{}, nil, &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Subject: "network", Message: "the provider has no gateway, which is what uses dnsServers and proxy",
@@ -38,13 +39,13 @@ func (p *Policy) Translate(a sandbox.EgressAbility, mode Unenforceable) (sandbox
 		}
 	}
 	t := translation{ability: a, pass: mode == LetPass}
-	if a.Kind == sandbox.EgressFull {
+	if a.Kind == enforce.Full {
 		if len(p.limits) == 0 {
 			rules := sandbox.EgressRules{Requests: t.requests(p)}
 			return t.conclude(rules, mode)
 		}
 		// The intersection of several lists is a list of hosts.
-		t.ability.Kind = sandbox.EgressHost
+		t.ability.Kind = enforce.Host
 	}
 	allow := t.layer(p, "")
 	for _, c := range p.limits {
@@ -58,10 +59,10 @@ func (p *Policy) Translate(a sandbox.EgressAbility, mode Unenforceable) (sandbox
 	}
 	rules := sandbox.EgressRules{Allow: allow}
 	switch a.Kind {
-	case sandbox.EgressNone, "":
+	case enforce.None, "":
 		t.lose("default", "the provider bounds nothing")
 		rules.Open = true
-	case sandbox.EgressSwitch:
+	case enforce.Switch:
 		if len(allow) > 0 {
 			t.lose("default", "the provider lets out everything or nothing")
 		}
@@ -84,7 +85,7 @@ func (t *translation) conclude(rules sandbox.EgressRules, mode Unenforceable) (s
 }
 
 // hint names the setting that makes rules enforceable, if there is one.
-func hint(a sandbox.EgressAbility, otherwise string) string {
+func hint(a enforce.Ability, otherwise string) string {
 	if a.GatewaySetting == "" {
 		return otherwise
 	}
@@ -93,7 +94,7 @@ func hint(a sandbox.EgressAbility, otherwise string) string {
 
 // translation collects lost rules.
 type translation struct {
-	ability sandbox.EgressAbility
+	ability enforce.Ability
 	pass    bool // allow what is lost
 	open    bool // too much is lost to restrict anything
 	lost    []Lost
@@ -101,7 +102,7 @@ type translation struct {
 
 func (t *translation) lose(rule, why string) { t.lost = append(t.lost, Lost{rule, why}) }
 
-func (t *translation) knows(kinds ...sandbox.EgressKind) bool {
+func (t *translation) knows(kinds ...enforce.Kind) bool {
 	return slices.Contains(kinds, t.ability.Kind)
 }
 
@@ -163,7 +164,7 @@ func (t *translation) targets(p *Policy, h pattern, before []rule) ([]sandbox.Eg
 	switch {
 	case h.name == sandbox.MachineHost:
 		return nil, "it has no way to the daemon's machine"
-	case !t.knows(sandbox.EgressHost, sandbox.EgressHostPort):
+	case !t.knows(enforce.Host, enforce.HostPort):
 		why = "it does not know names"
 		t.open = t.open || t.pass
 		return nil, why
@@ -193,7 +194,7 @@ func (r *rule) hides(h pattern) bool {
 // namePorts returns the ports of a name, and whether the provider supports
 // exactly these.
 func (t *translation) namePorts(h pattern) (out []sandbox.PortRange, exact bool) {
-	if t.knows(sandbox.EgressHostPort) {
+	if t.knows(enforce.HostPort) {
 		return portRanges(h), true
 	}
 	if t.ability.NamePorts == nil {
@@ -210,13 +211,13 @@ func (t *translation) namePorts(h pattern) (out []sandbox.PortRange, exact bool)
 // addresses returns those addresses of a pattern that are public or that the
 // operator allows, without those that an earlier rule denies.
 func (t *translation) addresses(p *Policy, h pattern, before []rule) ([]sandbox.EgressTarget, string) {
-	if t.knows(sandbox.EgressNone, sandbox.EgressSwitch, "") || t.ability.NamesOnly {
+	if t.knows(enforce.None, enforce.Switch, "") || t.ability.NamesOnly {
 		t.open = t.open || t.pass
 		return nil, "it does not know addresses"
 	}
 	var ports []sandbox.PortRange
 	switch {
-	case t.knows(sandbox.EgressCIDRPort, sandbox.EgressHostPort):
+	case t.knows(enforce.CIDRPort, enforce.HostPort):
 		ports = portRanges(h)
 	case !allPorts(h):
 		if !t.pass {
@@ -250,7 +251,7 @@ func (t *translation) fallback(p *Policy, prefix string) []sandbox.EgressTarget 
 		t.open = t.open || t.pass
 		return nil
 	}
-	if t.knows(sandbox.EgressNone, sandbox.EgressSwitch, "") || t.ability.NamesOnly {
+	if t.knows(enforce.None, enforce.Switch, "") || t.ability.NamesOnly {
 		return fail("it does not know addresses")
 	}
 	rest := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), global}

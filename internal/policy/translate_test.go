@@ -9,11 +9,12 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // passes is what a provider lets through by rules: all that it knows is the name,
 // or the address, and perhaps the port.
-func passes(a sandbox.EgressAbility, rules sandbox.EgressRules, f Flow) bool {
+func passes(a enforce.Ability, rules sandbox.EgressRules, f Flow) bool {
 	return rules.Open || slices.ContainsFunc(rules.Allow, func(t sandbox.EgressTarget) bool {
 		in := t.Ports == nil || slices.ContainsFunc(t.Ports, func(r sandbox.PortRange) bool { return r.Low <= f.Port && f.Port <= r.High })
 		if t.Host == "" {
@@ -27,17 +28,17 @@ func passes(a sandbox.EgressAbility, rules sandbox.EgressRules, f Flow) bool {
 	})
 }
 
-var someAbilities = []sandbox.EgressAbility{
+var someAbilities = []enforce.Ability{
 	{},
-	{Kind: sandbox.EgressNone},
-	{Kind: sandbox.EgressSwitch},
-	{Kind: sandbox.EgressCIDR},
-	{Kind: sandbox.EgressCIDRPort},
-	{Kind: sandbox.EgressHost},
-	{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}, Wildcards: true},
-	{Kind: sandbox.EgressHost, Wildcards: true},
-	{Kind: sandbox.EgressHostPort, Wildcards: true},
-	{Kind: sandbox.EgressHostPort, MaxTargets: 3},
+	{Kind: enforce.None},
+	{Kind: enforce.Switch},
+	{Kind: enforce.CIDR},
+	{Kind: enforce.CIDRPort},
+	{Kind: enforce.Host},
+	{Kind: enforce.Host, NamePorts: []uint16{80, 443}, Wildcards: true},
+	{Kind: enforce.Host, Wildcards: true},
+	{Kind: enforce.HostPort, Wildcards: true},
+	{Kind: enforce.HostPort, MaxTargets: 3},
 }
 
 // For any profile, limits and provider: unless rules are let pass, a provider
@@ -120,16 +121,16 @@ func allRequests(p *Policy, f Flow) bool {
 // Rules that the provider can enforce are translated exactly, and others are
 // refused by name.
 func TestTranslate(t *testing.T) {
-	e2b := sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}, Wildcards: true}
-	docker := sandbox.EgressAbility{Kind: sandbox.EgressSwitch}
-	kubernetes := sandbox.EgressAbility{Kind: sandbox.EgressCIDRPort}
-	nothing := sandbox.EgressAbility{Kind: sandbox.EgressNone}
+	e2b := enforce.Ability{Kind: enforce.Host, NamePorts: []uint16{80, 443}, Wildcards: true}
+	docker := enforce.Ability{Kind: enforce.Switch}
+	kubernetes := enforce.Ability{Kind: enforce.CIDRPort}
+	nothing := enforce.Ability{Kind: enforce.None}
 	plain := sandbox.Profile{Rules: []sandbox.Rule{allow("api.example.com", "*.example.org")}}
 	ssh := sandbox.Profile{Rules: []sandbox.Rule{{Name: "ssh", Action: sandbox.Allow, Hosts: []string{"192.5.6.0/24:22"}}}}
 	get := sandbox.Profile{Rules: []sandbox.Rule{allow("a.example"), {Name: "read", Action: sandbox.Allow, Hosts: []string{"b.example"}, Methods: []string{"GET"}}}}
 	for name, tt := range map[string]struct {
 		profile sandbox.Profile
-		ability sandbox.EgressAbility
+		ability enforce.Ability
 		mode    Unenforceable
 		want    string // the targets, or the rule that is refused
 	}{

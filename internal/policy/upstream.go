@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 // dnsPort is the default port of a name server.
@@ -46,8 +47,8 @@ func (p *Policy) MayAsk(f Flow) Decision {
 }
 
 func compileUpstream(profile *sandbox.Profile) (u Upstream, err error) {
-	if len(profile.DNSServers) > sandbox.MaxDNSServers {
-		return u, invalid("dnsServers", "%d servers, at most %d", len(profile.DNSServers), sandbox.MaxDNSServers)
+	if len(profile.DNSServers) > bounds.MaxDNSServers {
+		return u, invalid("dnsServers", "%d servers, at most %d", len(profile.DNSServers), bounds.MaxDNSServers)
 	}
 	for _, text := range profile.DNSServers {
 		server, err := netip.ParseAddrPort(text)
@@ -72,8 +73,8 @@ func compileProxy(p *sandbox.UpstreamProxy) (*Proxy, error) {
 	switch {
 	case err != nil || port == 0:
 		return nil, invalid("proxy.address", "%q is not HOST:PORT", clip(p.Address))
-	case len(p.Username) > sandbox.MaxProxyCredential || len(p.Password) > sandbox.MaxProxyCredential:
-		return nil, invalid("proxy", "the user name or the password is longer than %d bytes", sandbox.MaxProxyCredential)
+	case len(p.Username) > bounds.MaxProxyCredential || len(p.Password) > bounds.MaxProxyCredential:
+		return nil, invalid("proxy", "the user name or the password is longer than %d bytes", bounds.MaxProxyCredential)
 	case p.Username == "" && (p.Password != "" || len(p.Sealed) > 0):
 		return nil, invalid("proxy.password", "needs a user name")
 	}
@@ -90,8 +91,8 @@ func compileProxy(p *sandbox.UpstreamProxy) (*Proxy, error) {
 		out.ServerName = named.String()
 	}
 	if out.CA = p.TLS.CA; out.CA != "" {
-		if block, _ := pem.Decode([]byte(p.TLS.CA)); block == nil || block.Type != "CERTIFICATE" || len(p.TLS.CA) > sandbox.MaxProxyCA {
-			return nil, invalid("proxy.tls.ca", "is not a PEM certificate of at most %d bytes", sandbox.MaxProxyCA)
+		if block, _ := pem.Decode([]byte(p.TLS.CA)); block == nil || block.Type != "CERTIFICATE" || len(p.TLS.CA) > bounds.MaxProxyCA {
+			return nil, invalid("proxy.tls.ca", "is not a PEM certificate of at most %d bytes", bounds.MaxProxyCA)
 		}
 	}
 	return out, nil

@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 // MaxValue is the maximum size of a value in bytes. Private keys and service
@@ -95,18 +96,18 @@ func (s Source) Validate() error {
 			return nil
 		}
 	case FromEnv:
-		if s.Ref != "" && len(s.Ref) <= sandbox.MaxLabelLen && !strings.ContainsAny(s.Ref, "=\x00\n") {
+		if s.Ref != "" && len(s.Ref) <= bounds.MaxLabelLen && !strings.ContainsAny(s.Ref, "=\x00\n") {
 			return nil
 		}
 	case File:
 		return sandbox.ValidatePath("source", s.Ref)
 	case Command:
-		if words := strings.Fields(s.Ref); len(words) > 0 && len(s.Ref) <= sandbox.MaxPathLen && !strings.ContainsAny(s.Ref, "\x00\n") {
+		if words := strings.Fields(s.Ref); len(words) > 0 && len(s.Ref) <= bounds.MaxPathLen && !strings.ContainsAny(s.Ref, "\x00\n") {
 			return sandbox.ValidatePath("source", words[0])
 		}
 	case Vault:
 		path, field, ok := strings.Cut(s.Ref, "#")
-		if ok && field != "" && len(s.Ref) <= sandbox.MaxPathLen && isVaultPath(path) {
+		if ok && field != "" && len(s.Ref) <= bounds.MaxPathLen && isVaultPath(path) {
 			return nil
 		}
 	}

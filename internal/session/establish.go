@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Box is a live sandbox of a session.
@@ -41,7 +42,7 @@ type Plan struct {
 	// Prior is what the sandbox is rebuilt from. Some implementations of Boxes
 	// create a sandbox directly from an archive in Create; their Hydrate only
 	// reports that. Nil: there is no earlier state.
-	Prior *sandbox.Envelope
+	Prior *durable.Envelope
 	// Replaces is the sandbox that a session moves from. The new one gets its
 	// workspaces.
 	Replaces sandbox.ID
@@ -59,18 +60,18 @@ type Boxes interface {
 	// Resume finds the sandbox that an envelope names and resumes it. made reports
 	// that this call created the sandbox, which happens with providers for which
 	// resuming may create.
-	Resume(ctx context.Context, e sandbox.Envelope) (b Box, how sandbox.Outcome, made bool, err error)
+	Resume(ctx context.Context, e durable.Envelope) (b Box, how durable.Outcome, made bool, err error)
 	// Probe runs a small operation in a sandbox.
 	Probe(ctx context.Context, b Box) error
 	// Hydrate restores saved data into a new sandbox. The caller uses the returned
 	// sandbox, because restoring may replace b. lost names what could not be
 	// restored.
-	Hydrate(ctx context.Context, b Box, e sandbox.Envelope) (now Box, from sandbox.ReceiptFrom, lost []string, err error)
+	Hydrate(ctx context.Context, b Box, e durable.Envelope) (now Box, from durable.ReceiptFrom, lost []string, err error)
 	// Capture saves the data of a sandbox, and returns an envelope without a box
 	// from which it can be rebuilt.
-	Capture(ctx context.Context, b Box, e sandbox.Envelope) (sandbox.Envelope, error)
+	Capture(ctx context.Context, b Box, e durable.Envelope) (durable.Envelope, error)
 	// Discard removes data of an earlier Capture that is no longer needed.
-	Discard(ctx context.Context, prior sandbox.Envelope) error
+	Discard(ctx context.Context, prior durable.Envelope) error
 	// Pause pauses a sandbox. CodeUnsupported: the provider cannot.
 	Pause(ctx context.Context, b Box) error
 	// Delete ends a sandbox. It succeeds if the sandbox is already gone.
@@ -86,15 +87,15 @@ type Boxes interface {
 // If the envelope names a sandbox, that one is resumed. On any error except
 // CodeGone, Establish returns the error and creates nothing. e is nil for a
 // session that never had a sandbox.
-func Establish(ctx context.Context, boxes Boxes, p Plan, e *sandbox.Envelope) (Box, sandbox.Receipt, error) {
-	receipt := sandbox.Receipt{}
+func Establish(ctx context.Context, boxes Boxes, p Plan, e *durable.Envelope) (Box, durable.Receipt, error) {
+	receipt := durable.Receipt{}
 	if e != nil && p.Provider == "" {
 		p.Provider = e.Backend
 	}
 	if e != nil && e.Box != "" {
 		b, how, err := resume(ctx, boxes, *e)
 		if err == nil {
-			return b, sandbox.Receipt{Outcome: how, Provider: b.Provider, Sandbox: b.ID}, nil
+			return b, durable.Receipt{Outcome: how, Provider: b.Provider, Sandbox: b.ID}, nil
 		}
 		if sandbox.CodeOf(err) != sandbox.CodeGone {
 			return Box{}, receipt, err
@@ -105,7 +106,7 @@ func Establish(ctx context.Context, boxes Boxes, p Plan, e *sandbox.Envelope) (B
 }
 
 // resume resumes the sandbox of an envelope and verifies its identity.
-func resume(ctx context.Context, boxes Boxes, e sandbox.Envelope) (Box, sandbox.Outcome, error) {
+func resume(ctx context.Context, boxes Boxes, e durable.Envelope) (Box, durable.Outcome, error) {
 	b, how, made, err := boxes.Resume(ctx, e)
 	if sandbox.CodeOf(err) == sandbox.CodeGone && boxes.Permanent(ctx, e.Backend) {
 		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "session.resume", Subject: e.Box, Message: "the machine does not answer", Cause: err}
@@ -138,13 +139,13 @@ func notGone(err error) error {
 }
 
 // rebuild creates a new sandbox and restores the saved data, if any.
-func rebuild(ctx context.Context, boxes Boxes, p Plan, e *sandbox.Envelope, receipt sandbox.Receipt) (Box, sandbox.Receipt, error) {
+func rebuild(ctx context.Context, boxes Boxes, p Plan, e *durable.Envelope, receipt durable.Receipt) (Box, durable.Receipt, error) {
 	p.Prior = e
 	b, err := create(ctx, boxes, p)
 	if err != nil {
 		return Box{}, receipt, err
 	}
-	receipt.Outcome, receipt.Provider = sandbox.OutcomeCreated, b.Provider
+	receipt.Outcome, receipt.Provider = durable.OutcomeCreated, b.Provider
 	if e != nil {
 		now, from, lost, err := boxes.Hydrate(ctx, b, *e)
 		if err != nil {
@@ -155,7 +156,7 @@ func rebuild(ctx context.Context, boxes Boxes, p Plan, e *sandbox.Envelope, rece
 		}
 		b, receipt.From, receipt.Lost = now, from, lost
 		if from.Archive != nil || len(from.Workspaces) > 0 {
-			receipt.Outcome = sandbox.OutcomeRebuilt
+			receipt.Outcome = durable.OutcomeRebuilt
 		}
 	}
 	receipt.Sandbox = b.ID

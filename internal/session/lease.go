@@ -8,6 +8,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Leases stores leases. Apply loads the lease of a group, applies op and stores
@@ -107,14 +108,14 @@ type Held struct {
 	Box     Box
 	Epoch   int64
 	Role    lease.Role
-	Receipt sandbox.Receipt
+	Receipt durable.Receipt
 }
 
 // Acquire makes the caller a holder of the group's sandbox, and waits until the
 // sandbox is ready. prior is the envelope of a session that comes from
 // elsewhere; it is used if the lease has no state. If Acquire fails, the caller
 // is not a holder.
-func (m *Manager) Acquire(ctx context.Context, p Plan, op lease.Acquire, prior *sandbox.Envelope) (Held, error) {
+func (m *Manager) Acquire(ctx context.Context, p Plan, op lease.Acquire, prior *durable.Envelope) (Held, error) {
 	held, err := m.acquire(ctx, p, op, prior)
 	if err != nil {
 		giveUp := lease.GiveUp{Kind: op.Kind, ID: op.ID, Err: lasting(err)}
@@ -145,7 +146,7 @@ func lasting(err error) *sandbox.Error {
 	return nil
 }
 
-func (m *Manager) acquire(ctx context.Context, p Plan, op lease.Acquire, prior *sandbox.Envelope) (Held, error) {
+func (m *Manager) acquire(ctx context.Context, p Plan, op lease.Acquire, prior *durable.Envelope) (Held, error) {
 	op.Spawner = m.cfg.Spawner
 	var gone error // why the sandbox that the lease named is gone
 	for waited := time.Duration(0); ; waited += m.cfg.Poll {
@@ -177,7 +178,7 @@ func (m *Manager) acquire(ctx context.Context, p Plan, op lease.Acquire, prior *
 }
 
 // spawn creates or resumes the sandbox, and commits it.
-func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *sandbox.Envelope, gone error) (Held, error) {
+func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *durable.Envelope, gone error) (Held, error) {
 	e, err := Known(l, prior)
 	if err != nil {
 		return Held{}, &recovery{m.fail(ctx, l, err)}
@@ -208,10 +209,10 @@ func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *sandb
 		receipt.Why = gone.Error()
 	}
 	if receipt.Why != "" && receipt.From.Archive != nil { // it ended before it could be saved
-		receipt.Lost = append(receipt.Lost, sandbox.LostChanges)
+		receipt.Lost = append(receipt.Lost, durable.LostChanges)
 	}
-	if receipt.Outcome == sandbox.OutcomeCreated && (now.Epoch > 1 || receipt.Why != "") {
-		receipt.Lost = []string{sandbox.LostWorkspace} // an empty sandbox does not have the old files
+	if receipt.Outcome == durable.OutcomeCreated && (now.Epoch > 1 || receipt.Why != "") {
+		receipt.Lost = []string{durable.LostWorkspace} // an empty sandbox does not have the old files
 	}
 	return Held{Box: b, Epoch: now.Epoch, Role: lease.Spawner, Receipt: receipt}, nil
 }
@@ -219,7 +220,7 @@ func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *sandb
 // Known returns what a spawner starts from: the sandbox that the lease names,
 // otherwise its archive, otherwise the session's envelope. Nil: there is no
 // earlier state.
-func Known(l lease.Lease, prior *sandbox.Envelope) (*sandbox.Envelope, error) {
+func Known(l lease.Lease, prior *durable.Envelope) (*durable.Envelope, error) {
 	data := l.Box
 	if data == nil {
 		data = l.Archive
@@ -227,12 +228,12 @@ func Known(l lease.Lease, prior *sandbox.Envelope) (*sandbox.Envelope, error) {
 	if data == nil {
 		return prior, nil
 	}
-	e, err := sandbox.ParseEnvelope(data)
+	e, err := durable.ParseEnvelope(data)
 	if err != nil {
 		return nil, err
 	}
 	if l.Box != nil && l.Archive != nil { // the archive is used if the sandbox is gone
-		a, err := sandbox.ParseEnvelope(l.Archive)
+		a, err := durable.ParseEnvelope(l.Archive)
 		if err != nil {
 			return nil, err
 		}
@@ -249,8 +250,8 @@ func (m *Manager) fail(ctx context.Context, l lease.Lease, cause error) error {
 
 // abandon gives up a sandbox that could not be committed. It removes the
 // sandbox only if this attempt created it.
-func (m *Manager) abandon(ctx context.Context, l lease.Lease, b Box, receipt sandbox.Receipt, cause error) error {
-	if receipt.Outcome == sandbox.OutcomeCreated || receipt.Outcome == sandbox.OutcomeRebuilt {
+func (m *Manager) abandon(ctx context.Context, l lease.Lease, b Box, receipt durable.Receipt, cause error) error {
+	if receipt.Outcome == durable.OutcomeCreated || receipt.Outcome == durable.OutcomeRebuilt {
 		cause = errors.Join(cause, m.cfg.Boxes.Delete(context.WithoutCancel(ctx), b))
 	}
 	return m.fail(ctx, l, cause)
@@ -274,6 +275,6 @@ func (m *Manager) attach(ctx context.Context, l lease.Lease, role lease.Role) (H
 	if err != nil {
 		return Held{}, err
 	}
-	receipt := sandbox.Receipt{Outcome: how, Provider: b.Provider, Sandbox: b.ID, Epoch: l.Epoch}
+	receipt := durable.Receipt{Outcome: how, Provider: b.Provider, Sandbox: b.ID, Epoch: l.Epoch}
 	return Held{Box: b, Epoch: l.Epoch, Role: role, Receipt: receipt}, nil
 }

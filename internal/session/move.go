@@ -8,6 +8,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Mover is what Move needs in addition to Boxes.
@@ -16,7 +17,7 @@ type Mover interface {
 	// request starts while the lease is moving.
 	Quiet(ctx context.Context, l lease.Lease) error
 	// SaveWorkspaces saves the workspaces of a sandbox, which continues to run.
-	SaveWorkspaces(ctx context.Context, b Box) ([]sandbox.WorkspaceRef, error)
+	SaveWorkspaces(ctx context.Context, b Box) ([]durable.WorkspaceRef, error)
 	// Carry checks that a new sandbox responds, and copies files to it that are
 	// not in its workspaces. lost names what was not copied.
 	Carry(ctx context.Context, from, to Box) (lost []string, err error)
@@ -114,7 +115,7 @@ func (m *Manager) renew(ctx context.Context, stop context.CancelCauseFunc, l lea
 }
 
 // transfer creates the new sandbox, with the files of the old one.
-func (m *Manager) transfer(ctx context.Context, p Plan, l lease.Lease, old Box, by Mover) (b Box, receipt sandbox.Receipt, err error) {
+func (m *Manager) transfer(ctx context.Context, p Plan, l lease.Lease, old Box, by Mover) (b Box, receipt durable.Receipt, err error) {
 	if err := by.Quiet(ctx, l); err != nil {
 		return b, receipt, err
 	}
@@ -127,7 +128,7 @@ func (m *Manager) transfer(ctx context.Context, p Plan, l lease.Lease, old Box, 
 	if receipt.Lost, err = by.Carry(ctx, old, b); err != nil {
 		return b, receipt, err
 	}
-	receipt.Outcome, receipt.Provider, receipt.Sandbox = sandbox.OutcomeMoved, b.Provider, b.ID
+	receipt.Outcome, receipt.Provider, receipt.Sandbox = durable.OutcomeMoved, b.Provider, b.ID
 	receipt.Why = "moved from " + string(old.ID) + " of " + old.Provider
 	return b, receipt, context.Cause(ctx)
 }
@@ -181,5 +182,5 @@ func (m *Manager) stay(ctx context.Context, l lease.Lease, made Box, cause error
 
 // pointer returns what a lease stores to find a sandbox again.
 func pointer(p Plan, b Box) (json.RawMessage, error) {
-	return json.Marshal(sandbox.Envelope{Backend: b.Provider, Binding: b.Binding, Box: string(b.ID), State: b.State, Spec: p.Spec}.Sealed())
+	return json.Marshal(durable.Envelope{Backend: b.Provider, Binding: b.Binding, Box: string(b.ID), State: b.State, Spec: p.Spec}.Sealed())
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Sweep checks every lease once and drains sandboxes that are not needed. An
@@ -123,7 +124,7 @@ func (m *Manager) drain(ctx context.Context, l lease.Lease) error {
 	if l.Box == nil {
 		return m.confirm(ctx, l, false)
 	}
-	e, err := sandbox.ParseEnvelope(l.Box)
+	e, err := durable.ParseEnvelope(l.Box)
 	if err != nil {
 		return err
 	}
@@ -156,7 +157,7 @@ func (m *Manager) drain(ctx context.Context, l lease.Lease) error {
 
 // persist stores the captured archive. It reports whether the sandbox should
 // still be ended.
-func (m *Manager) persist(ctx context.Context, l lease.Lease, saved sandbox.Envelope) (bool, error) {
+func (m *Manager) persist(ctx context.Context, l lease.Lease, saved durable.Envelope) (bool, error) {
 	saved.Box, saved.State = "", nil
 	sealed := saved.Sealed()
 	data, err := json.Marshal(sealed)
@@ -171,7 +172,7 @@ func (m *Manager) persist(ctx context.Context, l lease.Lease, saved sandbox.Enve
 		return false, m.cfg.Boxes.Discard(ctx, sealed)
 	}
 	if effect.Prior != nil {
-		if prior, err := sandbox.ParseEnvelope(effect.Prior); err == nil {
+		if prior, err := durable.ParseEnvelope(effect.Prior); err == nil {
 			_ = m.cfg.Boxes.Discard(ctx, prior) // the ledger tries again
 		}
 	}

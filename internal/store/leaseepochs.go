@@ -7,6 +7,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // noteEpochs records which sandbox serves a group since when, and why the
@@ -69,9 +70,9 @@ func holderNames(l lease.Lease) (names []string) {
 }
 
 // Epochs lists the epochs of a group, the latest first.
-func (ss Sessions) Epochs(ctx context.Context, tenant, group string, limit int) ([]sandbox.Epoch, error) {
+func (ss Sessions) Epochs(ctx context.Context, tenant, group string, limit int) ([]durable.Epoch, error) {
 	rows, err := ss.tx.query(ctx, "SELECT epoch, provider, sandbox, holders, began, ended, why FROM lease_epochs WHERE tenant = $1 AND grp = $2 ORDER BY epoch DESC LIMIT $3", tenant, group, limit)
-	return collect(rows, err, func(row scanner) (e sandbox.Epoch, err error) {
+	return collect(rows, err, func(row scanner) (e durable.Epoch, err error) {
 		var holders string
 		var began, ended int64
 		if err := row.Scan(&e.Epoch, &e.Provider, &e.Sandbox, &holders, &began, &ended, &e.Why); err != nil {

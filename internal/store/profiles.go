@@ -7,11 +7,12 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Profile is a stored profile. Its document names secrets and holds none.
 type Profile struct {
-	sandbox.StoredProfile
+	durable.StoredProfile
 	Tenant string
 }
 
@@ -50,7 +51,7 @@ func (ps Profiles) ForNetwork(ctx context.Context, tenant string, n sandbox.Netw
 // Create records the first version of a profile. A name that is in use is
 // CodeAlreadyExists.
 func (ps Profiles) Create(ctx context.Context, tenant string, doc sandbox.Profile) (Profile, error) {
-	p := Profile{sandbox.StoredProfile{Name: doc.Name, Version: 1, Profile: doc, Created: ps.tx.Now(), Updated: ps.tx.Now()}, tenant}
+	p := Profile{durable.StoredProfile{Name: doc.Name, Version: 1, Profile: doc, Created: ps.tx.Now(), Updated: ps.tx.Now()}, tenant}
 	text, err := json.Marshal(doc)
 	if err != nil {
 		return p, err

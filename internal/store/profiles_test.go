@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 func profile(name string, hosts ...string) sandbox.Profile {
@@ -119,14 +120,14 @@ func TestSecrets(t *testing.T) {
 		for _, tenant := range []string{"acme", "rival"} {
 			do(func(tx *store.Tx) error { _, err := tx.Tenants().Ensure(ctx, tenant); return err })
 			if c := do(func(tx *store.Tx) error {
-				_, err := tx.Secrets().Create(ctx, store.Secret{StoredSecret: sandbox.StoredSecret{Name: "token", Hosts: []string{tenant + ".example"}}, Tenant: tenant, KeyID: "k", Sealed: []byte{0, 1, 255}})
+				_, err := tx.Secrets().Create(ctx, store.Secret{StoredSecret: durable.StoredSecret{Name: "token", Hosts: []string{tenant + ".example"}}, Tenant: tenant, KeyID: "k", Sealed: []byte{0, 1, 255}})
 				return err
 			}); c != "" {
 				t.Fatal(c)
 			}
 		}
 		create := func(tx *store.Tx) error {
-			_, err := tx.Secrets().Create(ctx, store.Secret{StoredSecret: sandbox.StoredSecret{Name: "token"}, Tenant: "acme"})
+			_, err := tx.Secrets().Create(ctx, store.Secret{StoredSecret: durable.StoredSecret{Name: "token"}, Tenant: "acme"})
 			return err
 		}
 		rotate := func(expect int64) func(tx *store.Tx) error {

@@ -7,11 +7,12 @@ import (
 	"strconv"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // Recording is the record of a recording. Its content is in the blob store.
 type Recording struct {
-	sandbox.Recording
+	viewing.Recording
 	Tenant string
 	// Node is the daemon that records, or that has to store the rest.
 	Node string
@@ -90,7 +91,7 @@ func (rs Recordings) Get(ctx context.Context, tenant, id string) (Recording, err
 
 // List lists the recordings of a tenant, newest first; only those of one sandbox
 // if its ID is not empty. next is the cursor of the next page, empty at the end.
-func (rs Recordings) List(ctx context.Context, tenant string, only sandbox.ID, q sandbox.RecordingQuery) (all []Recording, next string, err error) {
+func (rs Recordings) List(ctx context.Context, tenant string, only sandbox.ID, q viewing.RecordingQuery) (all []Recording, next string, err error) {
 	limit, err := Page{Limit: q.Limit}.limit()
 	if err != nil {
 		return nil, "", err

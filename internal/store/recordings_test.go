@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // Recordings are listed page by page, newest first, and bounded per tenant (RB-73).
@@ -19,7 +20,7 @@ func TestRecordingsAreListedAndBounded(t *testing.T) {
 		began := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 		add := func(tenant, id string, n int) error {
 			return s.Update(ctx, func(tx *store.Tx) error {
-				r := sandbox.Recording{ID: id, State: sandbox.RecordingRunning, Sandbox: sandbox.ID(fmt.Sprint("sb-", n%2)), Name: "box", Started: began.Add(time.Duration(n) * time.Second), Size: 10}
+				r := viewing.Recording{ID: id, State: viewing.RecordingRunning, Sandbox: sandbox.ID(fmt.Sprint("sb-", n%2)), Name: "box", Started: began.Add(time.Duration(n) * time.Second), Size: 10}
 				return tx.Recordings().Create(ctx, store.Recording{Recording: r, Tenant: tenant, Node: "n1"}, 5, 100)
 			})
 		}
@@ -30,7 +31,7 @@ func TestRecordingsAreListedAndBounded(t *testing.T) {
 			t.Errorf("a sixth that runs: %v", err)
 		}
 		ok(t, add("rival", "rec-0", 0)) // another tenant's limit, and ids
-		list := func(only sandbox.ID, q sandbox.RecordingQuery) (ids []string, next string) {
+		list := func(only sandbox.ID, q viewing.RecordingQuery) (ids []string, next string) {
 			t.Helper()
 			ok(t, s.View(ctx, func(tx *store.Tx) error {
 				page, more, err := tx.Recordings().List(ctx, "acme", only, q)
@@ -43,7 +44,7 @@ func TestRecordingsAreListedAndBounded(t *testing.T) {
 			return ids, next
 		}
 		var all []string
-		for q := (sandbox.RecordingQuery{Limit: 2}); ; {
+		for q := (viewing.RecordingQuery{Limit: 2}); ; {
 			page, next := list("", q)
 			all = append(all, page...)
 			if q.Cursor = next; next == "" {
@@ -53,18 +54,18 @@ func TestRecordingsAreListedAndBounded(t *testing.T) {
 		if want := []string{"rec-4", "rec-3", "rec-2", "rec-1", "rec-0"}; !slices.Equal(all, want) {
 			t.Errorf("pages list %q, want %q", all, want)
 		}
-		for want, q := range map[string]sandbox.RecordingQuery{"[rec-3 rec-1]": {Sandbox: "sb-1"}, "[rec-4 rec-3 rec-2 rec-1 rec-0]": {Sandbox: "box"}, "[]": {Session: "agent"}} {
+		for want, q := range map[string]viewing.RecordingQuery{"[rec-3 rec-1]": {Sandbox: "sb-1"}, "[rec-4 rec-3 rec-2 rec-1 rec-0]": {Sandbox: "box"}, "[]": {Session: "agent"}} {
 			if got, _ := list("", q); fmt.Sprint(got) != want {
 				t.Errorf("%+v lists %q, want %s", q, got, want)
 			}
 		}
-		if got, _ := list("sb-0", sandbox.RecordingQuery{Sandbox: "box"}); !slices.Equal(got, []string{"rec-4", "rec-2", "rec-0"}) {
+		if got, _ := list("sb-0", viewing.RecordingQuery{Sandbox: "box"}); !slices.Equal(got, []string{"rec-4", "rec-2", "rec-0"}) {
 			t.Errorf("of the only sandbox: %q", got)
 		}
 		ok(t, s.Update(ctx, func(tx *store.Tx) error {
 			r, err := tx.Recordings().Get(ctx, "acme", "rec-4")
 			ok(t, err)
-			r.State, r.Size = sandbox.RecordingAvailable, 60
+			r.State, r.Size = viewing.RecordingAvailable, 60
 			return tx.Recordings().Set(ctx, r)
 		}))
 		if err := add("acme", "rec-5", 5); sandbox.CodeOf(err) != sandbox.CodeExhausted {

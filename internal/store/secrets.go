@@ -5,11 +5,12 @@ import (
 	"encoding/json"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Secret is the stored record of a secret. Its value is only stored sealed.
 type Secret struct {
-	sandbox.StoredSecret
+	durable.StoredSecret
 	Tenant string
 	KeyID  string // of the key that sealed it
 	Sealed []byte

@@ -6,12 +6,13 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // KeptArchive is the record of a session's archive.
 type KeptArchive struct {
 	Tenant, Group string
-	Archive       sandbox.Archive
+	Archive       durable.Archive
 	State         ArchiveState
 	Tries         int // failed attempts to delete it
 }
@@ -39,7 +40,7 @@ const (
 
 // RegisterArchive records an archive that is being written. It is deleted if it
 // is not published within an hour.
-func (ss Sessions) RegisterArchive(ctx context.Context, tenant, group string, a sandbox.Archive) error {
+func (ss Sessions) RegisterArchive(ctx context.Context, tenant, group string, a durable.Archive) error {
 	data, err := json.Marshal(a)
 	if err != nil {
 		return err

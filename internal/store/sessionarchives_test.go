@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // The current and the previous archive are kept. Others are deleted, and failed
@@ -29,7 +30,7 @@ func TestLedger(t *testing.T) {
 		register := func(ref string) {
 			t.Helper()
 			do("", func(ss store.Sessions) error {
-				return ss.RegisterArchive(ctx, "acme", "g", sandbox.Archive{Kind: "snapshot", Ref: ref})
+				return ss.RegisterArchive(ctx, "acme", "g", durable.Archive{Kind: "snapshot", Ref: ref})
 			})
 		}
 		publish := func(ref string, code sandbox.Code) {

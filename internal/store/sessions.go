@@ -8,20 +8,21 @@ import (
 
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Session is the stored record of a session.
 type Session struct {
-	sandbox.Session
+	durable.Session
 	Tenant string
-	Prior  *sandbox.Envelope // the envelope that a session from another installation starts from
+	Prior  *durable.Envelope // the envelope that a session from another installation starts from
 	// Removing says that the session is being removed and must not be used.
 	Removing bool
 }
 
 // storedSession is a session as JSON.
 type storedSession struct {
-	sandbox.Session
+	durable.Session
 	Removing bool `json:"removing,omitempty"`
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 func withTenant(t *testing.T, s *store.Store) {
@@ -34,7 +35,7 @@ func TestSessions(t *testing.T) {
 		s := open(store.Options{})
 		withTenant(t, s)
 		ctx := t.Context()
-		want := store.Session{Tenant: "acme", Prior: &sandbox.Envelope{Backend: "docker"}, Session: sandbox.Session{
+		want := store.Session{Tenant: "acme", Prior: &durable.Envelope{Backend: "docker"}, Session: durable.Session{
 			ID: "se-1", Name: "agent", Group: "g", Spec: sandbox.Spec{Image: "debian"}, Labels: map[string]string{"team": "a"},
 		}}
 		for i, code := range []sandbox.Code{"", sandbox.CodeAlreadyExists} {
@@ -49,12 +50,12 @@ func TestSessions(t *testing.T) {
 				t.Errorf("%s: %+v, %v", ref, got, err)
 			}
 		}
-		want.Prior, want.Receipt = nil, &sandbox.Receipt{Outcome: sandbox.OutcomeCreated}
+		want.Prior, want.Receipt = nil, &durable.Receipt{Outcome: durable.OutcomeCreated}
 		if err := s.Update(ctx, func(tx *store.Tx) error { return tx.Sessions().Update(ctx, want) }); err != nil {
 			t.Fatal(err)
 		}
 		all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Session, error) { return tx.Sessions().List(ctx, "acme") })
-		if err != nil || len(all) != 1 || all[0].Prior != nil || all[0].Receipt.Outcome != sandbox.OutcomeCreated {
+		if err != nil || len(all) != 1 || all[0].Prior != nil || all[0].Receipt.Outcome != durable.OutcomeCreated {
 			t.Errorf("%+v, %v", all, err)
 		}
 		_, err = store.Read(ctx, s, func(tx *store.Tx) (store.Session, error) { return tx.Sessions().Get(ctx, "other", "agent") })

@@ -9,12 +9,13 @@ import (
 
 	"github.com/atoll-run/atoll/internal/quota"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Snapshot is the record of a snapshot. The provider stores its content.
 type Snapshot struct {
-	sandbox.Snapshot
+	durable.Snapshot
 	Tenant string
 	Owner  sandbox.ID // the paused or stopped sandbox that it belongs to, and with which it is removed; such a snapshot has no Name
 	// Ref is the provider's reference, as JSON. Empty: an earlier version made it,

@@ -4,11 +4,12 @@ import (
 	"context"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Template is a tenant's name for an image that a build made.
 type Template struct {
-	sandbox.Template
+	durable.Template
 	Tenant string
 	// Ready is a script that succeeds when Start is ready. Snapshot was made
 	// then, and may have been removed since.

@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // templateStore is a store with the templates of two tenants.
@@ -22,7 +23,7 @@ func (ts templateStore) set(tenant, name, tag, withheld string) (store.Template,
 	ctx := context.Background()
 	return store.Write(ctx, ts.s, func(tx *store.Tx) (store.Template, error) {
 		return tx.Templates().Set(ctx, store.Template{
-			Template: sandbox.Template{Name: name, Tag: tag, Image: "sha256:1", Base: "sha256:0", Created: tx.Now()}, Tenant: tenant, Withheld: withheld,
+			Template: durable.Template{Name: name, Tag: tag, Image: "sha256:1", Base: "sha256:0", Created: tx.Now()}, Tenant: tenant, Withheld: withheld,
 		})
 	})
 }

@@ -4,18 +4,19 @@ import (
 	"context"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Workspace is the stored record of a workspace, without its content.
 type Workspace struct {
-	sandbox.Workspace // without Attached and Latest
+	durable.Workspace // without Attached and Latest
 	Tenant            string
 	Removing          bool // part of its content may already be removed
 }
 
 // Attachment records that a sandbox uses a workspace.
 type Attachment struct {
-	sandbox.Attachment
+	durable.Attachment
 	Workspace string // the workspace's id
 	Node      string
 	Bridge    Bridge

@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 func TestWorkspaces(t *testing.T) {
@@ -21,9 +22,9 @@ func TestWorkspaces(t *testing.T) {
 		add := func(w store.Workspace) error {
 			return s.Update(ctx, func(tx *store.Tx) error { return tx.Workspaces().Add(ctx, w) })
 		}
-		ok(t, add(store.Workspace{Workspace: sandbox.Workspace{ID: "ws-1", Name: "notes", Encrypted: true, MaxBytes: 5}, Tenant: "acme"}))
-		wantCode(t, add(store.Workspace{Workspace: sandbox.Workspace{ID: "ws-2", Name: "notes"}, Tenant: "acme"}), sandbox.CodeAlreadyExists)
-		ok(t, add(store.Workspace{Workspace: sandbox.Workspace{ID: "ws-3", Name: "notes"}, Tenant: "evil"}))
+		ok(t, add(store.Workspace{Workspace: durable.Workspace{ID: "ws-1", Name: "notes", Encrypted: true, MaxBytes: 5}, Tenant: "acme"}))
+		wantCode(t, add(store.Workspace{Workspace: durable.Workspace{ID: "ws-2", Name: "notes"}, Tenant: "acme"}), sandbox.CodeAlreadyExists)
+		ok(t, add(store.Workspace{Workspace: durable.Workspace{ID: "ws-3", Name: "notes"}, Tenant: "evil"}))
 
 		find := func(tenant, name string) (store.Workspace, error) {
 			return store.Read(ctx, s, func(tx *store.Tx) (store.Workspace, error) { return tx.Workspaces().Get(ctx, tenant, name) })
@@ -57,7 +58,7 @@ func TestAttachments(t *testing.T) {
 		s := open(store.Options{Now: newClock().now})
 		tenants(t, s, "acme")
 		ok(t, s.Update(ctx, func(tx *store.Tx) error {
-			return tx.Workspaces().Add(ctx, store.Workspace{Workspace: sandbox.Workspace{ID: "ws-1", Name: "notes"}, Tenant: "acme"})
+			return tx.Workspaces().Add(ctx, store.Workspace{Workspace: durable.Workspace{ID: "ws-1", Name: "notes"}, Tenant: "acme"})
 		}))
 		attach := func(box string, mode sandbox.WorkspaceMode) error {
 			return s.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
@@ -65,12 +66,12 @@ func TestAttachments(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: sandbox.ID(box), Mode: mode}, Node: "n1"}, "")
+				return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: durable.Attachment{Sandbox: sandbox.ID(box), Mode: mode}, Node: "n1"}, "")
 			})
 		}
 		detach := func(box string) {
 			ok(t, s.Update(ctx, func(tx *store.Tx) error {
-				return tx.Workspaces().Detach(ctx, store.Attachment{Attachment: sandbox.Attachment{Sandbox: sandbox.ID(box)}, Workspace: "ws-1"})
+				return tx.Workspaces().Detach(ctx, store.Attachment{Attachment: durable.Attachment{Sandbox: sandbox.ID(box)}, Workspace: "ws-1"})
 			}))
 		}
 		// Of many concurrent callers, one gets it.
@@ -117,11 +118,11 @@ func TestAttachments(t *testing.T) {
 		}
 		// A sandbox can use several and detaches them one by one.
 		ok(t, s.Update(ctx, func(tx *store.Tx) error {
-			second := store.Workspace{Workspace: sandbox.Workspace{ID: "ws-2", Name: "more"}, Tenant: "acme"}
+			second := store.Workspace{Workspace: durable.Workspace{ID: "ws-2", Name: "more"}, Tenant: "acme"}
 			if err := tx.Workspaces().Add(ctx, second); err != nil {
 				return err
 			}
-			return tx.Workspaces().Attach(ctx, second, store.Attachment{Attachment: sandbox.Attachment{Sandbox: "id-reader1", Mode: sandbox.WorkspaceExclusive}, Node: "n1"}, "")
+			return tx.Workspaces().Attach(ctx, second, store.Attachment{Attachment: durable.Attachment{Sandbox: "id-reader1", Mode: sandbox.WorkspaceExclusive}, Node: "n1"}, "")
 		}))
 		held := func() (names []string) {
 			all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Held, error) { return tx.Workspaces().Held(ctx, "id-reader1") })
@@ -154,7 +155,7 @@ func TestSharedAttachments(t *testing.T) {
 			if _, err := tx.Tenants().Ensure(ctx, "acme"); err != nil {
 				return err
 			}
-			return tx.Workspaces().Add(ctx, store.Workspace{Workspace: sandbox.Workspace{ID: "ws-1", Name: "notes"}, Tenant: "acme"})
+			return tx.Workspaces().Add(ctx, store.Workspace{Workspace: durable.Workspace{ID: "ws-1", Name: "notes"}, Tenant: "acme"})
 		}))
 		attach := func(id sandbox.ID, node string, mode sandbox.WorkspaceMode) error {
 			return s.Update(ctx, func(tx *store.Tx) error {
@@ -162,7 +163,7 @@ func TestSharedAttachments(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: id, Mode: mode}, Node: node}, "")
+				return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: durable.Attachment{Sandbox: id, Mode: mode}, Node: node}, "")
 			})
 		}
 		ok(t, attach("id-1", "n1", sandbox.WorkspaceShared))

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Config is an image's configuration.
@@ -94,7 +95,7 @@ type Request struct {
 	// cache key.
 	Network sandbox.Network
 	// Log is called with the progress, by one goroutine at a time. It may be nil.
-	Log func(sandbox.BuildEvent)
+	Log func(durable.BuildEvent)
 }
 
 // NamedRequest is a request to build a template with a name.
@@ -108,7 +109,7 @@ type NamedRequest struct {
 	Build       string          // id of the build, if the client chose one
 	CPUs        float64         // of sandboxes created from it; 0: the default
 	Memory      int64           // likewise, in bytes
-	Log         func(sandbox.BuildEvent)
+	Log         func(durable.BuildEvent)
 }
 
 // TarRequest is a request to build a template from a tar that contains its
@@ -149,7 +150,7 @@ func (b *Builder) Build(ctx context.Context, req Request) (*Result, error) {
 		return nil, err
 	}
 	w := &work{b: b, req: req, files: cmp.Or(req.Files, &Files{})}
-	w.tell(sandbox.BuildEvent{Text: "FROM " + clip(req.Description.From)})
+	w.tell(durable.BuildEvent{Text: "FROM " + clip(req.Description.From)})
 	base, err := b.base(ctx, &req)
 	if err != nil {
 		return nil, err
@@ -193,7 +194,7 @@ type work struct {
 	cached int
 }
 
-func (w *work) tell(e sandbox.BuildEvent) {
+func (w *work) tell(e durable.BuildEvent) {
 	if w.req.Log == nil {
 		return
 	}
@@ -218,12 +219,12 @@ func (w *work) do(ctx context.Context, s *Step) error {
 		return err
 	}
 	if s.Op != OpRun && s.Op != OpCopy {
-		w.tell(sandbox.BuildEvent{Text: s.String()})
+		w.tell(durable.BuildEvent{Text: s.String()})
 		w.key = next
 		return w.configure(s)
 	}
 	hit := w.b.Cache.has(w.req.Tenant, next)
-	w.tell(sandbox.BuildEvent{Text: s.String(), Cached: hit})
+	w.tell(durable.BuildEvent{Text: s.String(), Cached: hit})
 	switch {
 	case hit:
 		w.cached++
@@ -452,7 +453,7 @@ func (w *work) unknown(user string) error {
 type logWriter struct{ w *work }
 
 func (l logWriter) Write(b []byte) (int, error) {
-	l.w.tell(sandbox.BuildEvent{Text: string(b), Output: true})
+	l.w.tell(durable.BuildEvent{Text: string(b), Output: true})
 	return len(b), nil
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // world contains images and sandboxes with maps as files. A script is a list of
@@ -298,7 +299,7 @@ EXPOSE 80
 func TestBuildTellsWhatItDoes(t *testing.T) {
 	b := newBench(t)
 	var log []string
-	req := Request{Tenant: "t", Log: func(e sandbox.BuildEvent) {
+	req := Request{Tenant: "t", Log: func(e durable.BuildEvent) {
 		log = append(log, fmt.Sprintf("%d/%d %s %v %v", e.Step, e.Steps, e.Text, e.Output, e.Cached))
 	}}
 	if _, _, _, err := b.build(req, "FROM base\nRUN a=b\n", nil); err != nil {

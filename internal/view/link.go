@@ -10,6 +10,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 	"github.com/atoll-run/atoll/stream"
 )
 
@@ -55,7 +56,7 @@ func (s *Service) offer(o *opened) (text string, expires time.Time) {
 // which works once, or for an earlier token. It needs no key: whoever has these
 // may do what they allow, while the key that made the link is accepted. If
 // another sandbox serves the session of the stream now, the stream shows that one.
-func (s *Service) Redeem(ctx context.Context, id string, with sandbox.StreamRedemption) (out sandbox.StreamAccess, err error) {
+func (s *Service) Redeem(ctx context.Context, id string, with viewing.StreamRedemption) (out viewing.StreamAccess, err error) {
 	o, expires := s.redeemed(id, with)
 	switch {
 	case o == nil && with.Token != "":
@@ -91,7 +92,7 @@ func refused(why string) error {
 
 // redeemed returns the stream whose link has a code or an earlier token, and
 // until when the next token opens sockets; else nil.
-func (s *Service) redeemed(id string, with sandbox.StreamRedemption) (*opened, time.Time) {
+func (s *Service) redeemed(id string, with viewing.StreamRedemption) (*opened, time.Time) {
 	c := stream.OpenViewer(s.cfg.Secret, with.Token, s.cfg.Now())
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,7 +120,7 @@ func (s *Service) redeemed(id string, with sandbox.StreamRedemption) (*opened, t
 }
 
 // present returns what a stream is at present.
-func (s *Service) present(o *opened) sandbox.Stream {
+func (s *Service) present(o *opened) viewing.Stream {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return o.Stream
@@ -127,7 +128,7 @@ func (s *Service) present(o *opened) sandbox.Stream {
 
 // follow makes a stream show the sandbox that serves its session now, with the
 // rights of its maker. It makes no sandbox.
-func (s *Service) follow(ctx context.Context, o *opened) (now sandbox.Stream, err error) {
+func (s *Service) follow(ctx context.Context, o *opened) (now viewing.Stream, err error) {
 	ctx = guard.WithPrincipal(ctx, o.who)
 	id, epoch, err := s.cfg.Serving(ctx, o.session)
 	if err != nil || o.Sandbox == id && o.LeaseEpoch == epoch {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // linking is a Service with streams that have links, at a time that the test
@@ -17,7 +18,7 @@ func linking(t *testing.T) (s *Service, now *time.Time, open func(id string, ttl
 	at := time.Unix(1_000_000, 0)
 	s = New(Config{Secret: make([]byte, 32), Now: func() time.Time { return at }, Life: t.Context(), Valid: func(context.Context, string, string) error { return nil }})
 	return s, &at, func(id string, ttl time.Duration) (string, time.Time) {
-		o := s.open(&opened{who: key.Principal{Tenant: "t"}, Stream: sandbox.Stream{ID: id, Kind: desktop, Mode: "view", Expires: at.Add(ttl)}})
+		o := s.open(&opened{who: key.Principal{Tenant: "t"}, Stream: viewing.Stream{ID: id, Kind: desktop, Mode: "view", Expires: at.Add(ttl)}})
 		if err := s.add(o); err != nil {
 			t.Fatal(err)
 		}
@@ -27,7 +28,7 @@ func linking(t *testing.T) (s *Service, now *time.Time, open func(id string, ttl
 
 func redeems(t *testing.T, s *Service, name, id, code string, want bool) {
 	t.Helper()
-	a, err := s.Redeem(t.Context(), id, sandbox.StreamRedemption{Code: code})
+	a, err := s.Redeem(t.Context(), id, viewing.StreamRedemption{Code: code})
 	if want != (err == nil) || want != (a.Token != "") || !want && sandbox.CodeOf(err) != sandbox.CodeUnauthorized {
 		t.Errorf("%s: %+v, %v; want success: %v", name, a, err, want)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/view/terminal"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 	"github.com/atoll-run/atoll/stream"
 )
 
@@ -357,7 +358,7 @@ func (s *Service) broken(ctx context.Context, ws *pacedSocket, o *opened, err er
 	goodbye(ws, errors.New("terminal-unavailable"))
 }
 
-func receive(ctx context.Context, ws *pacedSocket) (m sandbox.TerminalMessage, err error) {
+func receive(ctx context.Context, ws *pacedSocket) (m viewing.TerminalMessage, err error) {
 	ctx, cancel := context.WithTimeout(ctx, joinTime)
 	defer cancel()
 	kind, text, err := ws.Read(ctx)
@@ -376,7 +377,7 @@ type viewerSocket struct {
 	ws  *pacedSocket
 }
 
-func (s *viewerSocket) send(m sandbox.TerminalMessage) error {
+func (s *viewerSocket) send(m viewing.TerminalMessage) error {
 	text, err := json.Marshal(m)
 	if err != nil {
 		return err
@@ -385,7 +386,7 @@ func (s *viewerSocket) send(m sandbox.TerminalMessage) error {
 }
 
 func (s *viewerSocket) welcome(v *terminal.Viewer, w terminal.Welcome) error {
-	m := sandbox.TerminalMessage{Type: "resume", Size: &w.Size, Terminal: w.Terminal, Offset: w.Offset, Input: w.Input}
+	m := viewing.TerminalMessage{Type: "resume", Size: &w.Size, Terminal: w.Terminal, Offset: w.Offset, Input: w.Input}
 	if w.Resumed {
 		return s.send(m)
 	}
@@ -401,21 +402,21 @@ func (s *viewerSocket) welcome(v *terminal.Viewer, w terminal.Welcome) error {
 func (s *viewerSocket) show(c terminal.Change) (last bool, err error) {
 	switch {
 	case c.Screen != nil:
-		if err := s.send(sandbox.TerminalMessage{Type: "screen", Size: &c.Size, Offset: c.Offset}); err != nil {
+		if err := s.send(viewing.TerminalMessage{Type: "screen", Size: &c.Size, Offset: c.Offset}); err != nil {
 			return false, err
 		}
 		return false, s.ws.Write(s.ctx, websocket.MessageBinary, c.Screen)
 	case c.Output != nil:
 		return false, s.ws.Write(s.ctx, websocket.MessageBinary, c.Output)
 	case c.Exit != nil:
-		if err := s.send(sandbox.TerminalMessage{Type: "exit", Exit: c.Exit}); err != nil {
+		if err := s.send(viewing.TerminalMessage{Type: "exit", Exit: c.Exit}); err != nil {
 			return true, err
 		}
 		late := time.AfterFunc(farewell, func() { _ = s.ws.CloseNow() })
 		defer late.Stop()
 		return true, s.ws.Close(websocket.StatusNormalClosure, "exit")
 	case c.Size != sandbox.WindowSize{}:
-		return false, s.send(sandbox.TerminalMessage{Type: "size", Size: &c.Size})
+		return false, s.send(viewing.TerminalMessage{Type: "size", Size: &c.Size})
 	}
 	return true, nil
 }
@@ -433,12 +434,12 @@ func (s *viewerSocket) listen(v *terminal.Viewer) {
 		}
 		if kind == websocket.MessageBinary {
 			n, err := v.Type(data)
-			if err != nil || n > 0 && s.send(sandbox.TerminalMessage{Type: "input", Input: n}) != nil {
+			if err != nil || n > 0 && s.send(viewing.TerminalMessage{Type: "input", Input: n}) != nil {
 				return
 			}
 			continue
 		}
-		var m sandbox.TerminalMessage
+		var m viewing.TerminalMessage
 		if json.Unmarshal(data, &m) != nil {
 			return
 		}

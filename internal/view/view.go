@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	wire "github.com/atoll-run/atoll/internal/stream"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 	"github.com/atoll-run/atoll/stream"
 )
 
@@ -96,7 +97,7 @@ type Service struct {
 
 // opened is a stream. Its Viewers are guarded by the Service's mutex.
 type opened struct {
-	sandbox.Stream
+	viewing.Stream
 	session string        // its id, if it has one
 	who     key.Principal // the maker
 	box     sandbox.Sandbox
@@ -122,7 +123,7 @@ func operation(o *opened) ops.Op {
 }
 
 // Create makes a stream.
-func (s *Service) Create(ctx context.Context, ref string, by sandbox.StreamSession, n sandbox.NewStream) (out sandbox.StreamAccess, err error) {
+func (s *Service) Create(ctx context.Context, ref string, by viewing.StreamSession, n viewing.NewStream) (out viewing.StreamAccess, err error) {
 	if n.Mode == "" {
 		n.Mode = string(stream.View)
 	}
@@ -156,7 +157,7 @@ func (s *Service) Create(ctx context.Context, ref string, by sandbox.StreamSessi
 		}
 	}
 	id := strings.ToLower(rand.Text())
-	o := s.open(&opened{session: by.Ref, who: who, box: box, ensured: ensured, Stream: sandbox.Stream{
+	o := s.open(&opened{session: by.Ref, who: who, box: box, ensured: ensured, Stream: viewing.Stream{
 		ID: id, Sandbox: box.ID, Kind: n.Kind, Mode: n.Mode, Port: n.Port, Process: n.Process, LeaseEpoch: by.Epoch, Expires: s.expiry(n.TTL),
 	}})
 	err = s.cfg.Guard.Do(ctx, operation(o), guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: id}, func(ctx context.Context) error {
@@ -171,7 +172,7 @@ func (s *Service) Create(ctx context.Context, ref string, by sandbox.StreamSessi
 	})
 	if err != nil {
 		o.end(errRevoked)
-		return sandbox.StreamAccess{}, err
+		return viewing.StreamAccess{}, err
 	}
 	if n.Link {
 		out.Code, out.CodeExpires = s.offer(o)
@@ -197,7 +198,7 @@ func (s *Service) open(o *opened) *opened {
 }
 
 // access returns a token for a stream. now is what the stream is at present.
-func (s *Service) access(now sandbox.Stream, o *opened) (out sandbox.StreamAccess, err error) {
+func (s *Service) access(now viewing.Stream, o *opened) (out viewing.StreamAccess, err error) {
 	out.Stream, out.URL, out.Transport, out.Client = now, "/v1/streams/"+now.ID, "tcp-ws", "bytes"
 	switch now.Kind {
 	case desktop:
@@ -213,7 +214,7 @@ func (s *Service) access(now sandbox.Stream, o *opened) (out sandbox.StreamAcces
 
 // Renew returns a new token for a stream. If another sandbox serves the
 // session now, the stream shows that one.
-func (s *Service) Renew(ctx context.Context, ref string, by sandbox.StreamSession, id string, ttl int64) (out sandbox.StreamAccess, err error) {
+func (s *Service) Renew(ctx context.Context, ref string, by viewing.StreamSession, id string, ttl int64) (out viewing.StreamAccess, err error) {
 	who, box, err := s.find(ctx, ops.StreamList, ref)
 	if err != nil {
 		return out, err
@@ -237,7 +238,7 @@ func (s *Service) Renew(ctx context.Context, ref string, by sandbox.StreamSessio
 		return err
 	})
 	if err != nil {
-		return sandbox.StreamAccess{}, err
+		return viewing.StreamAccess{}, err
 	}
 	return out, nil
 }
@@ -270,12 +271,12 @@ func (s *Service) prepare(ctx context.Context, who key.Principal, o *opened, box
 // rotate makes a stream show a sandbox, if that is another than before and not
 // an earlier one, and returns what the stream is now. Its tokens of before open
 // nothing then. Its time becomes another one unless that is zero.
-func (s *Service) rotate(o *opened, box sandbox.Sandbox, epoch int64, process string, expires time.Time) (*opened, sandbox.Stream, error) {
+func (s *Service) rotate(o *opened, box sandbox.Sandbox, epoch int64, process string, expires time.Time) (*opened, viewing.Stream, error) {
 	s.mu.Lock()
 	was := s.streams[o.ID]
 	if was == nil {
 		s.mu.Unlock()
-		return nil, sandbox.Stream{}, notFound(o.ID)
+		return nil, viewing.Stream{}, notFound(o.ID)
 	}
 	o = was // another caller may have rotated it
 	rotated := was.LeaseEpoch < epoch || was.LeaseEpoch == epoch && was.Sandbox != box.ID
@@ -325,32 +326,32 @@ func (s *Service) add(o *opened) error {
 }
 
 // List returns the streams of a sandbox or session, by id.
-func (s *Service) List(ctx context.Context, ref string, by sandbox.StreamSession) ([]sandbox.Stream, error) {
+func (s *Service) List(ctx context.Context, ref string, by viewing.StreamSession) ([]viewing.Stream, error) {
 	who, box, err := s.find(ctx, ops.StreamList, ref)
 	if err != nil {
 		return nil, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	all := []sandbox.Stream{}
+	all := []viewing.Stream{}
 	for _, o := range s.streams {
 		live := o.Viewers > 0 || !o.Expires.Before(s.cfg.Now())
 		if live && o.of(who, box.ID, by) {
 			all = append(all, o.Stream)
 		}
 	}
-	slices.SortFunc(all, func(a, b sandbox.Stream) int { return strings.Compare(a.ID, b.ID) })
+	slices.SortFunc(all, func(a, b viewing.Stream) int { return strings.Compare(a.ID, b.ID) })
 	return all, nil
 }
 
 // of reports whether a stream belongs to a sandbox, or to the session of a
 // request.
-func (o *opened) of(who key.Principal, id sandbox.ID, by sandbox.StreamSession) bool {
+func (o *opened) of(who key.Principal, id sandbox.ID, by viewing.StreamSession) bool {
 	return o.who.Tenant == who.Tenant && (o.Sandbox == id || by.Ref != "" && o.session == by.Ref)
 }
 
 // get returns a stream of a sandbox or session.
-func (s *Service) get(who key.Principal, id sandbox.ID, by sandbox.StreamSession, name string) (*opened, error) {
+func (s *Service) get(who key.Principal, id sandbox.ID, by viewing.StreamSession, name string) (*opened, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if o := s.streams[name]; o != nil && o.of(who, id, by) {
@@ -364,7 +365,7 @@ func notFound(id string) error {
 }
 
 // Revoke ends a stream and closes its sockets.
-func (s *Service) Revoke(ctx context.Context, ref string, by sandbox.StreamSession, id string) error {
+func (s *Service) Revoke(ctx context.Context, ref string, by viewing.StreamSession, id string) error {
 	who, box, err := s.find(ctx, ops.StreamRevoke, ref)
 	if err != nil {
 		return err
@@ -373,7 +374,7 @@ func (s *Service) Revoke(ctx context.Context, ref string, by sandbox.StreamSessi
 	if err != nil {
 		return err
 	}
-	if !s.drop(o, errRevoked, sandbox.ReasonAdmin) {
+	if !s.drop(o, errRevoked, viewing.ReasonAdmin) {
 		return notFound(id)
 	}
 	return nil
@@ -414,7 +415,7 @@ func (s *Service) Serve(ws *websocket.Conn, id, token string) {
 		goodbye(ws, err)
 		return
 	}
-	why := sandbox.ReasonDisconnected
+	why := viewing.ReasonDisconnected
 	defer func() { s.leave(o, why) }()
 	ctx, cancel := context.WithCancelCause(o.ctx)
 	defer cancel(nil)
@@ -499,7 +500,7 @@ func (s *Service) enter(id, token string) (*opened, error) {
 func (s *Service) granted(ctx context.Context, o *opened) error {
 	err := s.cfg.Valid(ctx, o.who.Tenant, o.who.Key)
 	if sandbox.CodeOf(err) == sandbox.CodeUnauthorized {
-		s.drop(o, errKey, sandbox.ReasonGrantRevoked)
+		s.drop(o, errKey, viewing.ReasonGrantRevoked)
 		return errKey
 	}
 	return err
@@ -536,17 +537,17 @@ func (s *Service) ended(ws *websocket.Conn, o *opened, err error) sandbox.Reason
 	goodbye(ws, err)
 	switch {
 	case errors.Is(err, errRollover):
-		return sandbox.ReasonRollover
+		return viewing.ReasonRollover
 	case errors.Is(err, errKey):
-		s.drop(o, errKey, sandbox.ReasonGrantRevoked)
-		return sandbox.ReasonRevoked
+		s.drop(o, errKey, viewing.ReasonGrantRevoked)
+		return viewing.ReasonRevoked
 	case errors.Is(err, errConsent):
-		s.drop(o, errConsent, sandbox.ReasonRevoked)
-		return sandbox.ReasonRevoked
+		s.drop(o, errConsent, viewing.ReasonRevoked)
+		return viewing.ReasonRevoked
 	case errors.Is(err, errRevoked):
-		return sandbox.ReasonRevoked
+		return viewing.ReasonRevoked
 	}
-	return sandbox.ReasonReaped
+	return viewing.ReasonReaped
 }
 
 // stands returns the reason why a stream has ended, if it has.

@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/workspace/chunk"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // forger writes what no Atoll writes into the store of a workspace without a key.
@@ -50,7 +51,7 @@ func (f *forger) keep(content []byte) piece {
 }
 
 // commit makes a directory the newest version, with the given metadata.
-func (f *forger) commit(said sandbox.WorkspaceVersion, nodes ...*node) {
+func (f *forger) commit(said durable.WorkspaceVersion, nodes ...*node) {
 	f.Helper()
 	listing := f.keep(encode(nodes))
 	packs, err := f.out.Close()
@@ -94,7 +95,7 @@ func (f *forger) restore() (names []string, used int64, err error) {
 // TestAttackSmallStores uses a store of some kilobytes that claims more content
 // than any disk, by naming the same content repeatedly.
 func TestAttackSmallStores(t *testing.T) {
-	modest := sandbox.WorkspaceVersion{Files: 3, Dirs: 3, Bytes: 1 << 20}
+	modest := durable.WorkspaceVersion{Files: 3, Dirs: 3, Bytes: 1 << 20}
 	zeros := make([]byte, chunk.MaxSize)
 	t.Run("directories", func(t *testing.T) {
 		f := newForger(t)
@@ -125,21 +126,21 @@ func TestAttackSmallStores(t *testing.T) {
 		for i := range 200 {
 			nodes = append(nodes, &node{name: string(rune('a'+i/26)) + string(rune('a'+i%26)), kind: file, modified: time.Unix(1, 0), content: []piece{one}})
 		}
-		f.commit(sandbox.WorkspaceVersion{Files: 200, Dirs: 1, Bytes: 1 << 20}, nodes...)
+		f.commit(durable.WorkspaceVersion{Files: 200, Dirs: 1, Bytes: 1 << 20}, nodes...)
 		if _, used, err := f.restore(); sandbox.CodeOf(err) != sandbox.CodeInvalid || used > 64<<20 {
 			t.Errorf("%d bytes were written: %v", used, err)
 		}
 	})
 	t.Run("a negative count", func(t *testing.T) {
 		f := newForger(t)
-		f.commit(sandbox.WorkspaceVersion{Files: -1, Dirs: -1, Bytes: -1}, &node{name: "f", kind: file, modified: time.Unix(1, 0)})
+		f.commit(durable.WorkspaceVersion{Files: -1, Dirs: -1, Bytes: -1}, &node{name: "f", kind: file, modified: time.Unix(1, 0)})
 		if _, _, err := f.restore(); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 			t.Error(err)
 		}
 	})
 	t.Run("as it says", func(t *testing.T) {
 		f := newForger(t)
-		f.commit(sandbox.WorkspaceVersion{Files: 1, Dirs: 1, Bytes: 3}, &node{name: "f", kind: file, mode: 0o600, modified: time.Unix(1, 0), content: []piece{f.keep([]byte("abc"))}})
+		f.commit(durable.WorkspaceVersion{Files: 1, Dirs: 1, Bytes: 3}, &node{name: "f", kind: file, mode: 0o600, modified: time.Unix(1, 0), content: []piece{f.keep([]byte("abc"))}})
 		if _, _, err := f.restore(); err != nil {
 			t.Error(err)
 		}
@@ -177,7 +178,7 @@ func TestAttackCompressedChunks(t *testing.T) {
 // FuzzRecord puts anything in the place of a record: a workspace is read as one
 // that was written, or not at all, and nothing is made outside of a directory.
 func FuzzRecord(f *testing.F) {
-	good, err := json.Marshal(&record{Format: format, Number: 1, Claim: "x", Versions: []Version{{WorkspaceVersion: sandbox.WorkspaceVersion{Number: 1, Files: 1, Dirs: 1}, Root: encode([]*node{{name: topName, kind: dir}})}}})
+	good, err := json.Marshal(&record{Format: format, Number: 1, Claim: "x", Versions: []Version{{WorkspaceVersion: durable.WorkspaceVersion{Number: 1, Files: 1, Dirs: 1}, Root: encode([]*node{{name: topName, kind: dir}})}}})
 	if err != nil {
 		f.Fatal(err)
 	}

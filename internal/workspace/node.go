@@ -8,6 +8,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/workspace/chunk"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 // kind is the type of a node. The values are part of the format.
@@ -44,7 +45,7 @@ func (p piece) hole() bool { return p.id == chunk.ID{} }
 
 // maxFile is the largest size of a file, in bytes: the largest disk of a sandbox.
 // A file of nothing but a hole may be larger than any disk.
-const maxFile = sandbox.MaxDisk
+const maxFile = bounds.MaxDisk
 
 // size returns the size of a node's content in bytes.
 func (n *node) size() (total int64) {

@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/workspace/chunk"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 func FuzzParse(f *testing.F) {
@@ -98,7 +99,7 @@ func restoreForged(t *testing.T, nodes []*node, dir string) error {
 		t.Fatal(err)
 	}
 	top := &node{name: topName, kind: 'd', mode: 0o755, modified: time.Unix(1, 0), content: []piece{{id, int64(len(encode(nodes)))}}}
-	next := &record{Number: 1, Packs: packs, Versions: []Version{{WorkspaceVersion: sandbox.WorkspaceVersion{Number: 1, Created: now(), Files: 10, Dirs: 10, Bytes: 1 << 30}, Root: encode([]*node{top})}}}
+	next := &record{Number: 1, Packs: packs, Versions: []Version{{WorkspaceVersion: durable.WorkspaceVersion{Number: 1, Created: now(), Files: 10, Dirs: 10, Bytes: 1 << 30}, Root: encode([]*node{top})}}}
 	if err := w.commit(t.Context(), next); err != nil {
 		t.Fatal(err)
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/workspace/chunk"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // PersistOptions are the options of Persist.
@@ -95,7 +96,7 @@ func (w *Workspace) persist(ctx context.Context, root *os.Root, head *record, op
 	if opts.Unchanged {
 		return Version{}, errStale("the directory differs from the newest version")
 	}
-	v := Version{WorkspaceVersion: sandbox.WorkspaceVersion{Number: next.Number, Created: now(), Note: opts.Note, Files: p.kept, Dirs: p.dirs, Bytes: p.stored.Load(), Skipped: p.skipped}, Root: encoded}
+	v := Version{WorkspaceVersion: durable.WorkspaceVersion{Number: next.Number, Created: now(), Note: opts.Note, Files: p.kept, Dirs: p.dirs, Bytes: p.stored.Load(), Skipped: p.skipped}, Root: encoded}
 	for _, pack := range packs {
 		v.Added += pack.Size
 	}

@@ -18,11 +18,12 @@ import (
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/workspace/chunk"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Version is one state of a workspace.
 type Version struct {
-	sandbox.WorkspaceVersion
+	durable.WorkspaceVersion
 	Root []byte `json:"root"` // the encoding of a directory whose only entry is the top directory
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // Name is the name of this provider.
@@ -114,8 +115,8 @@ func (p *Provider) CheckImage(image string) error { return p.CheckFetched(image)
 
 // EgressAbility implements driver.EgressEnforcer. The service's proxy matches
 // names of HTTP and HTTPS.
-func (*Provider) EgressAbility() sandbox.EgressAbility {
-	return sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}, NamesOnly: true, Wildcards: true}
+func (*Provider) EgressAbility() enforce.Ability {
+	return enforce.Ability{Kind: enforce.Host, NamePorts: []uint16{80, 443}, NamesOnly: true, Wildcards: true}
 }
 
 // Create implements driver.Provider. The name is random, so a sandbox whose

@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // creation is the request for a new box. Unset fields are not sent.
@@ -53,8 +54,8 @@ const (
 
 // EgressAbility implements driver.EgressEnforcer: names and addresses, with all
 // their ports.
-func (*Provider) EgressAbility() sandbox.EgressAbility {
-	return sandbox.EgressAbility{Kind: sandbox.EgressHost, Wildcards: true}
+func (*Provider) EgressAbility() enforce.Ability {
+	return enforce.Ability{Kind: enforce.Host, Wildcards: true}
 }
 
 // egress converts egress rules to the server's format. "Nothing" is a mode,

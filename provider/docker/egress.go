@@ -9,12 +9,13 @@ import (
 	"github.com/moby/moby/client"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // EgressAbility implements driver.EgressEnforcer. A container has either an
 // unrestricted network or none.
-func (*Provider) EgressAbility() sandbox.EgressAbility {
-	return sandbox.EgressAbility{Kind: sandbox.EgressSwitch}
+func (*Provider) EgressAbility() enforce.Ability {
+	return enforce.Ability{Kind: enforce.Switch}
 }
 
 // network returns the network of a container.

@@ -8,6 +8,7 @@ import (
 	"github.com/atoll-run/atoll/internal/guestkit"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // Create implements driver.Provider.
@@ -25,8 +26,8 @@ func (p *Provider) CheckImage(image string) error { return p.CheckTemplate(image
 // EgressAbility implements driver.EgressEnforcer. The service matches names in
 // HTTP requests and TLS hellos on their usual ports, and addresses on all
 // ports.
-func (*Provider) EgressAbility() sandbox.EgressAbility {
-	return sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}, Wildcards: true}
+func (*Provider) EgressAbility() enforce.Ability {
+	return enforce.Ability{Kind: enforce.Host, NamePorts: []uint16{80, 443}, Wildcards: true}
 }
 
 // egress converts egress rules to the service's format. It denies everything

@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 var _ driver.SnapshotPauser = (*Provider)(nil)
@@ -58,7 +59,7 @@ func (s shot) describe(scope string) hosted.Saved {
 // Owns implements hosted.Saver.
 func (saver) Owns(data string) bool {
 	id, tag, _ := strings.Cut(data, ":")
-	return id != "" && len(data) <= 2*sandbox.MaxLabelLen && !strings.ContainsAny(id+tag, "?#%\\") && strings.Trim(id, "./") == id && !strings.Contains(id, "..")
+	return id != "" && len(data) <= 2*bounds.MaxLabelLen && !strings.ContainsAny(id+tag, "?#%\\") && strings.Trim(id, "./") == id && !strings.Contains(id, "..")
 }
 
 // Saved implements hosted.Saver.

@@ -27,6 +27,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // Name is the name of this provider.
@@ -166,8 +167,8 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 // EgressAbility implements driver.EgressEnforcer. The provider enforces
 // nothing, so every rule is refused, unless its policy allows rules that are
 // not enforced.
-func (*Provider) EgressAbility() sandbox.EgressAbility {
-	return sandbox.EgressAbility{Kind: sandbox.EgressNone}
+func (*Provider) EgressAbility() enforce.Ability {
+	return enforce.Ability{Kind: enforce.None}
 }
 
 // Binding implements driver.Binder: sandboxes belong to their directory.

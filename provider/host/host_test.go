@@ -10,6 +10,7 @@ import (
 	_ "github.com/atoll-run/atoll/internal/guest/early" // the test binary is the guest, too
 	"github.com/atoll-run/atoll/provider/host"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // stateDir is a directory that other users can traverse, unlike t.TempDir.
@@ -50,7 +51,7 @@ func TestEgress(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if a := p.EgressAbility(); a.Kind != sandbox.EgressNone {
+	if a := p.EgressAbility(); a.Kind != enforce.None {
 		t.Errorf("it enforces %q", a.Kind)
 	}
 	for _, plain := range []*sandbox.EgressRules{nil, {}, {Allow: []sandbox.EgressTarget{{Host: "a.test"}}}, {Open: true}} {

@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // Gateway contains settings of every gateway profile that the provider makes.
@@ -79,9 +80,9 @@ type integrations struct {
 }
 
 // EgressAbility implements driver.EgressEnforcer.
-func (*Provider) EgressAbility() sandbox.EgressAbility {
-	return sandbox.EgressAbility{
-		Kind: sandbox.EgressFull, NamePorts: []uint16{80, 443}, NamesOnly: true, Wildcards: true,
+func (*Provider) EgressAbility() enforce.Ability {
+	return enforce.Ability{
+		Kind: enforce.Full, NamePorts: []uint16{80, 443}, NamesOnly: true, Wildcards: true,
 		Filters: []sandbox.FilterType{sandbox.FilterRegex, sandbox.FilterSize},
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // Name is the name of this provider.
@@ -352,15 +353,15 @@ func (p *Provider) enforced() bool { return p.opts.NetworkPolicy == Enforced }
 
 // EgressAbility implements driver.EgressEnforcer. Policies know addresses and
 // ports, and no names.
-func (p *Provider) EgressAbility() sandbox.EgressAbility {
-	ability := sandbox.EgressAbility{Kind: sandbox.EgressNone}
+func (p *Provider) EgressAbility() enforce.Ability {
+	ability := enforce.Ability{Kind: enforce.None}
 	if p.gateway == nil {
 		ability.GatewaySetting = gatewayEnv
 	}
 	if !p.enforced() {
 		return ability
 	}
-	ability.Kind = sandbox.EgressCIDRPort
+	ability.Kind = enforce.CIDRPort
 	return ability
 }
 

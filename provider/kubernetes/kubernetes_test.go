@@ -22,6 +22,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // secretToken is the token of the tests.
@@ -716,7 +717,7 @@ func TestUnenforced(t *testing.T) {
 			t.Errorf("%s: %v, want unsupported", name, err)
 		}
 	}
-	if kind := p.EgressAbility().Kind; kind != sandbox.EgressNone {
+	if kind := p.EgressAbility().Kind; kind != enforce.None {
 		t.Errorf("it claims to enforce %s", kind)
 	}
 	facts, err := p.Probe(t.Context())

@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // Name is the name of this provider.
@@ -98,8 +99,8 @@ func (p *Provider) CheckImage(image string) error { return p.CheckFetched(image)
 
 // EgressAbility implements driver.EgressEnforcer. The service matches names and
 // addresses on all ports.
-func (*Provider) EgressAbility() sandbox.EgressAbility {
-	return sandbox.EgressAbility{Kind: sandbox.EgressHost, Wildcards: true}
+func (*Provider) EgressAbility() enforce.Ability {
+	return enforce.Ability{Kind: enforce.Host, Wildcards: true}
 }
 
 // creation is the request for a new sandbox.

@@ -24,6 +24,7 @@ import (
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rpc"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // Name is the name of this provider.
@@ -144,8 +145,8 @@ func (p *Provider) CheckImage(image string) error {
 
 // EgressAbility implements driver.EgressEnforcer. The service matches names on
 // the port of HTTPS, and addresses on all ports.
-func (*Provider) EgressAbility() sandbox.EgressAbility {
-	return sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{443}, Wildcards: true}
+func (*Provider) EgressAbility() enforce.Ability {
+	return enforce.Ability{Kind: enforce.Host, NamePorts: []uint16{443}, Wildcards: true}
 }
 
 // networkFor translates what a sandbox may reach. The service knows IPv4 only.

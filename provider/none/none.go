@@ -9,6 +9,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // Name is the name of this provider.
@@ -69,8 +70,8 @@ func (Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 }
 
 // EgressAbility implements driver.EgressEnforcer.
-func (Provider) EgressAbility() sandbox.EgressAbility {
-	return sandbox.EgressAbility{Kind: sandbox.EgressNone}
+func (Provider) EgressAbility() enforce.Ability {
+	return enforce.Ability{Kind: enforce.None}
 }
 
 // Binding implements driver.Binder.

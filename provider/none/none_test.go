@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/provider/none"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Every error is typed and says what to do, and none says that a sandbox does
@@ -55,7 +56,7 @@ func TestDaemon(t *testing.T) {
 		o.Providers = []registry.Entry{{Name: none.Name, Open: func(registry.Host) (driver.Provider, error) { return none.New(), nil }}}
 	})
 	c := daemontest.Client(t, d)
-	if _, err := c.CreateWorkspace(t.Context(), sandbox.NewWorkspace{Name: "kept"}); err != nil {
+	if _, err := c.CreateWorkspace(t.Context(), durable.NewWorkspace{Name: "kept"}); err != nil {
 		t.Error(err)
 	}
 	if all, err := c.Workspaces(t.Context()); err != nil || len(all) != 1 {

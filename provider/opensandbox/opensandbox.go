@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // Name is the name of this provider.
@@ -106,8 +107,8 @@ func (p *Provider) CheckImage(image string) error { return p.CheckFetched(image)
 
 // EgressAbility implements driver.EgressEnforcer. The server matches names and
 // addresses on all ports.
-func (*Provider) EgressAbility() sandbox.EgressAbility {
-	return sandbox.EgressAbility{Kind: sandbox.EgressHost, Wildcards: true}
+func (*Provider) EgressAbility() enforce.Ability {
+	return enforce.Ability{Kind: enforce.Host, Wildcards: true}
 }
 
 // Create implements driver.Provider.

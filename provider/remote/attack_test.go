@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/provider/remote"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 func spec(labels ...string) *sandbox.Spec {
@@ -300,7 +301,7 @@ func TestOptions(t *testing.T) {
 func TestEgressAbility(t *testing.T) {
 	o := serve(t, daemontest.New(t))
 	p := o.open(t, t.TempDir())
-	if a := p.EgressAbility(); a.Kind != sandbox.EgressNone {
+	if a := p.EgressAbility(); a.Kind != enforce.None {
 		t.Errorf("it enforces %q before it knows what", a.Kind)
 	}
 	if _, err := p.Probe(t.Context()); err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Create implements driver.Provider.
@@ -20,7 +21,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 }
 
 // create creates a sandbox, from a snapshot if one is given.
-func (p *Provider) create(ctx context.Context, spec *sandbox.Spec, from *sandbox.Snapshot) (driver.Instance, error) {
+func (p *Provider) create(ctx context.Context, spec *sandbox.Spec, from *durable.Snapshot) (driver.Instance, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}

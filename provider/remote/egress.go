@@ -6,27 +6,29 @@ import (
 
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // EgressAbility implements driver.EgressEnforcer. It is the ability of the
 // other daemon's provider, as far as a list of hosts expresses it. Before the
 // other daemon has been reached it is none, and all rules are refused.
-func (p *Provider) EgressAbility() sandbox.EgressAbility {
+func (p *Provider) EgressAbility() enforce.Ability {
 	p.mu.Lock()
 	known := p.peer
 	p.mu.Unlock()
 	if known == nil {
-		return sandbox.EgressAbility{Kind: sandbox.EgressNone}
+		return enforce.Ability{Kind: enforce.None}
 	}
-	a := sandbox.EgressAbility{Kind: known.provider.Descriptor.Egress, Wildcards: true, MaxTargets: sandbox.MaxEgress}
+	a := enforce.Ability{Kind: known.provider.Descriptor.Egress, Wildcards: true, MaxTargets: bounds.MaxEgress}
 	switch {
 	case known.provider.Capabilities["network"]:
-		a.Kind = sandbox.EgressHostPort
-	case a.Kind == sandbox.EgressFull && usesGateway(known.provider.Name):
-		a.Kind = sandbox.EgressHostPort
-	case a.Kind == sandbox.EgressFull:
-		a.Kind = sandbox.EgressNone // its gateway does not work there
-	case a.Kind == sandbox.EgressHost:
+		a.Kind = enforce.HostPort
+	case a.Kind == enforce.Full && usesGateway(known.provider.Name):
+		a.Kind = enforce.HostPort
+	case a.Kind == enforce.Full:
+		a.Kind = enforce.None // its gateway does not work there
+	case a.Kind == enforce.Host:
 		a.NamePorts = []uint16{80, 443}
 	}
 	return a
@@ -36,7 +38,7 @@ func (p *Provider) EgressAbility() sandbox.EgressAbility {
 // gateway of its daemon, because it cannot itself.
 func usesGateway(name string) bool {
 	d, ok := catalog.Find(name)
-	return ok && d.Egress != sandbox.EgressFull
+	return ok && d.Egress != enforce.Full
 }
 
 // network converts a sandbox's network rules to those of the other daemon.

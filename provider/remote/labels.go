@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 // Labels that the provider sets on sandboxes and snapshots of the other daemon.
@@ -64,10 +64,10 @@ const envSep = ","
 func envLabels(names []string) map[string]string {
 	labels, key, line := map[string]string{}, labelEnv, ""
 	for _, name := range names {
-		if len(name) > sandbox.MaxLabelLen/2 || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f || r == ',' }) {
+		if len(name) > bounds.MaxLabelLen/2 || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f || r == ',' }) {
 			continue
 		}
-		if len(line)+len(envSep)+len(name) > sandbox.MaxLabelLen {
+		if len(line)+len(envSep)+len(name) > bounds.MaxLabelLen {
 			labels[key], line = line, ""
 			key += "+"
 		}

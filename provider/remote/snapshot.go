@@ -10,6 +10,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // snapshots implements driver.Snapshotter. The other daemon stores a snapshot
@@ -99,7 +100,7 @@ func (s snapshots) take(ctx context.Context, opts driver.SnapshotOptions) (drive
 			labels[k] = v
 		}
 	}
-	made, err := s.s.Snapshot(ctx, sandbox.SnapshotRequest{Name: opts.ID, Memory: opts.Memory, Labels: labels})
+	made, err := s.s.Snapshot(ctx, durable.SnapshotRequest{Name: opts.ID, Memory: opts.Memory, Labels: labels})
 	if err != nil {
 		err = s.explain(ctx, err)
 		if code := sandbox.CodeOf(err); code != sandbox.CodeAlreadyExists && (ctx.Err() != nil || code == sandbox.CodeUnavailable) {
@@ -112,7 +113,7 @@ func (s snapshots) take(ctx context.Context, opts driver.SnapshotOptions) (drive
 	return described(&made), nil
 }
 
-func described(s *sandbox.Snapshot) driver.Snapshot {
+func described(s *durable.Snapshot) driver.Snapshot {
 	ref := driver.SnapshotRef{Provider: Name, Kind: driver.SnapshotFilesystem, Data: s.ID}
 	if s.Memory {
 		ref.Kind = driver.SnapshotMemory
@@ -159,7 +160,7 @@ func (p *Provider) RestoreFiles(ctx context.Context, spec *sandbox.Spec, ref dri
 }
 
 // snapshot looks up a reference. A malformed one is CodeInvalid.
-func (p *Provider) snapshot(ctx context.Context, ref driver.SnapshotRef) (s sandbox.Snapshot, err error) {
+func (p *Provider) snapshot(ctx context.Context, ref driver.SnapshotRef) (s durable.Snapshot, err error) {
 	if err := checkRef(ref); err != nil {
 		return s, err
 	}
@@ -174,7 +175,7 @@ func checkRef(ref driver.SnapshotRef) error {
 }
 
 // lookup finds a complete snapshot by its name or ID on the other daemon.
-func (p *Provider) lookup(ctx context.Context, name string) (s sandbox.Snapshot, err error) {
+func (p *Provider) lookup(ctx context.Context, name string) (s durable.Snapshot, err error) {
 	switch {
 	case ctx.Err() != nil:
 		return s, ctx.Err()

@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/provider/remote"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -82,7 +83,7 @@ func TestEnvelopesLeaveTheInstallation(t *testing.T) {
 		t.Fatal(err)
 	}
 	taken, err := installed(o).Sessions().Resume(t.Context(), e, atoll.SessionOptions{Name: "agent"})
-	if err != nil || taken.Receipt().Outcome != sandbox.OutcomeAttached {
+	if err != nil || taken.Receipt().Outcome != durable.OutcomeAttached {
 		t.Fatalf("%+v, %v", taken, err)
 	}
 	defer taken.Close()

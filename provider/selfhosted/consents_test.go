@@ -8,6 +8,7 @@ import (
 	"github.com/atoll-run/atoll/driver/machinetest"
 	"github.com/atoll-run/atoll/internal/machine/agent"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/eventtype"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -34,7 +35,7 @@ func TestConsentsAreEvents(t *testing.T) {
 		var got []string
 		for range 1200 {
 			got = got[:0]
-			for e, err := range client.Events(t.Context(), sandbox.EventQuery{Types: []string{sandbox.EventMachineConsents}}) {
+			for e, err := range client.Events(t.Context(), sandbox.EventQuery{Types: []string{eventtype.MachineConsents}}) {
 				if err != nil {
 					t.Fatal(err)
 				}

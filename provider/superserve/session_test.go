@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/provider/superserve"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 func TestThroughDaemon(t *testing.T) {
@@ -55,7 +56,7 @@ func TestFailedIsMadeAgain(t *testing.T) {
 	first := s.Receipt().Sandbox
 	w.Force(service.Failed)
 	r, err := s.Acquire(t.Context())
-	if err != nil || r.Sandbox == first || r.Outcome == sandbox.OutcomeAttached || r.Why == "" {
+	if err != nil || r.Sandbox == first || r.Outcome == durable.OutcomeAttached || r.Why == "" {
 		t.Fatalf("after the failure of %s: %+v, %v", first, r, err)
 	}
 	if got := run("cat /workspace/note"); got != "saved\n" {

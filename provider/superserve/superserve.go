@@ -25,6 +25,7 @@ import (
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/provider/internal/rest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // Name is the name of this provider.
@@ -191,8 +192,8 @@ func (p *Provider) CheckImage(image string) error { return p.CheckTemplate(image
 
 // EgressAbility implements driver.EgressEnforcer: names and addresses, with all
 // their ports.
-func (*Provider) EgressAbility() sandbox.EgressAbility {
-	return sandbox.EgressAbility{Kind: sandbox.EgressHost, Wildcards: true}
+func (*Provider) EgressAbility() enforce.Ability {
+	return enforce.Ability{Kind: enforce.Host, Wildcards: true}
 }
 
 // everything is the deny rule that makes allow rules a closed list.

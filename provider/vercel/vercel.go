@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 // Name is the name of this provider.
@@ -121,8 +122,8 @@ func (p *Provider) CheckImage(image string) error { return p.CheckTemplate(image
 
 // EgressAbility implements driver.EgressEnforcer. The service matches names on
 // the usual ports, and addresses on all ports.
-func (*Provider) EgressAbility() sandbox.EgressAbility {
-	return sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}, Wildcards: true}
+func (*Provider) EgressAbility() enforce.Ability {
+	return enforce.Ability{Kind: enforce.Host, NamePorts: []uint16{80, 443}, Wildcards: true}
 }
 
 // policyFor returns the policy for the permitted destinations.

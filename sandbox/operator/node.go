@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // NodeState is the state of a node.
@@ -68,7 +69,7 @@ type NodeDrained struct {
 type NodeMoved struct {
 	Tenant  string          `json:"tenant"`
 	Session string          `json:"session"`
-	Receipt sandbox.Receipt `json:"receipt"`
+	Receipt durable.Receipt `json:"receipt"`
 }
 
 // NodeSandbox is a sandbox on a node.

@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -110,14 +111,14 @@ func TestNeededImages(t *testing.T) {
 	add(t, r, coretest.Acme, "sb-2", sandbox.Stopped, "sha256:stopped")
 	add(t, r, key.DefaultTenant, "sb-3", sandbox.Stopped, "host")
 	for id, owner := range map[string]sandbox.ID{"named": "", "kept": "sb-2"} {
-		snapshot := store.Snapshot{Snapshot: sandbox.Snapshot{ID: "sn-" + id, Name: id}, Owner: owner, Spec: sandbox.Spec{Image: "sha256:" + id}}
+		snapshot := store.Snapshot{Snapshot: durable.Snapshot{ID: "sn-" + id, Name: id}, Owner: owner, Spec: sandbox.Spec{Image: "sha256:" + id}}
 		if owner != "" {
 			snapshot.Name = ""
 		}
 		r.Save(t, coretest.Acme, snapshot, true)
 	}
 	_, err := store.Write(t.Context(), r.Core.Store, func(tx *store.Tx) (store.Template, error) {
-		return tx.Templates().Set(t.Context(), store.Template{Tenant: key.DefaultTenant, Template: sandbox.Template{Name: "base", Tag: "v1", Image: "sha256:template"}})
+		return tx.Templates().Set(t.Context(), store.Template{Tenant: key.DefaultTenant, Template: durable.Template{Name: "base", Tag: "v1", Image: "sha256:template"}})
 	})
 	coretest.OK(t, err)
 	all, err := s.NeededImages(t.Context())

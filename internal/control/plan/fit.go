@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -22,7 +23,7 @@ type Terms struct {
 	Holds func(sandbox.SecretRef) bool
 	// Ability is which network rules the provider enforces without Atoll's gateway.
 	// Nil: none.
-	Ability *sandbox.EgressAbility
+	Ability *enforce.Ability
 	// Gateway says that the provider can use Atoll's gateway for the other rules.
 	Gateway    bool
 	Workspaces bool              // the caller attaches workspaces

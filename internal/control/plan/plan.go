@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // ReservedPrefix is the prefix of labels that Atoll sets. Callers cannot use it.
@@ -64,7 +65,7 @@ type Ask struct {
 
 // Template is a template from which a sandbox is made.
 type Template struct {
-	sandbox.Template
+	durable.Template
 	Ready string // a script that succeeds when Start is ready
 	// Saved is its snapshot, which gives Gives. Nil: there is none that can be used
 	// here.

@@ -18,6 +18,8 @@ import (
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -72,7 +74,7 @@ func TestDraftFills(t *testing.T) {
 			Env: map[string]string{"A": "", "B": ""}, Resources: sandbox.Resources{CPUs: 1, Memory: 1 << 29, PIDs: 7},
 		},
 	}
-	base := &plan.Template{Template: sandbox.Template{Name: "base", Image: "sha256:bb", CPUs: 1.5, Memory: 1 << 28}}
+	base := &plan.Template{Template: durable.Template{Name: "base", Image: "sha256:bb", CPUs: 1.5, Memory: 1 << 28}}
 	remembered := &plan.Template{Template: base.Template, Saved: saved, Gives: sandbox.IsolationKernel}
 	hard := sandbox.Spec{Image: "template:base", Isolation: sandbox.IsolationHardware}
 	for _, tt := range []struct {
@@ -359,7 +361,7 @@ func TestFitRefuses(t *testing.T) {
 // policies.
 func TestFitTranslatesRules(t *testing.T) {
 	terms := offers(driver.Facts{})
-	terms.Ability = &sandbox.EgressAbility{Kind: sandbox.EgressHost, NamePorts: []uint16{80, 443}}
+	terms.Ability = &enforce.Ability{Kind: enforce.Host, NamePorts: []uint16{80, 443}}
 	hosts := sandbox.Network{Egress: []string{"api.example.com"}}
 	p, err := plan.Plan{Tenant: "acme", Spec: sandbox.Spec{Network: hosts}}.Fit(terms)
 	if rules := p.Spec.Network.Plain; err != nil || rules == nil || rules.Open || len(rules.Allow) != 1 || rules.Allow[0].Host != "api.example.com" {
@@ -400,7 +402,7 @@ func TestFitUsesGateway(t *testing.T) {
 		{"a secret without the gateway", false, "acme", sandbox.Spec{Network: address, Secrets: secrets}, "", false, "inserted by Atoll's egress gateway"},
 	} {
 		terms := offers(driver.Facts{})
-		terms.Ability, terms.Gateway = &sandbox.EgressAbility{Kind: sandbox.EgressCIDRPort}, tt.gateway
+		terms.Ability, terms.Gateway = &enforce.Ability{Kind: enforce.CIDRPort}, tt.gateway
 		if !tt.gateway {
 			terms.Ability.GatewaySetting = "THE_SETTING"
 		}

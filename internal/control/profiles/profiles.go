@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -91,7 +92,7 @@ func (s *Service) check(ctx context.Context, tx *store.Tx, tenant string, doc sa
 }
 
 // Create stores a profile of the caller's tenant.
-func (s *Service) Create(ctx context.Context, doc sandbox.Profile) (sandbox.StoredProfile, error) {
+func (s *Service) Create(ctx context.Context, doc sandbox.Profile) (durable.StoredProfile, error) {
 	var out store.Profile
 	err := s.ChangeTx(ctx, ops.ProfileCreate, doc.Name, func(ctx context.Context, tx *store.Tx, tenant string) (_ string, err error) {
 		if err := s.check(ctx, tx, tenant, doc); err != nil {
@@ -110,7 +111,7 @@ func (s *Service) Create(ctx context.Context, doc sandbox.Profile) (sandbox.Stor
 // the sandboxes that use it. expect is the version that the profile must have; 0
 // accepts any. If the profile was stored and could not be applied to all
 // sandboxes, Apply returns CodeUnavailable.
-func (s *Service) Apply(ctx context.Context, expect int64, doc sandbox.Profile) (sandbox.StoredProfile, error) {
+func (s *Service) Apply(ctx context.Context, expect int64, doc sandbox.Profile) (durable.StoredProfile, error) {
 	const op = ops.ProfileApply
 	var out store.Profile
 	var users []store.Sandbox
@@ -146,7 +147,7 @@ func (s *Service) Remove(ctx context.Context, name string) error {
 
 // Get returns a version of a profile of the caller's tenant. 0 means the
 // current version.
-func (s *Service) Get(ctx context.Context, name string, version int64) (sandbox.StoredProfile, error) {
+func (s *Service) Get(ctx context.Context, name string, version int64) (durable.StoredProfile, error) {
 	found, err := s.get(ctx, name, version)
 	return found.StoredProfile, err
 }
@@ -161,9 +162,9 @@ func (s *Service) get(ctx context.Context, name string, version int64) (store.Pr
 }
 
 // List returns the profiles of the caller's tenant, by name.
-func (s *Service) List(ctx context.Context) ([]sandbox.StoredProfile, error) {
+func (s *Service) List(ctx context.Context) ([]durable.StoredProfile, error) {
 	all, err := core.Read(ctx, s.Core, ops.ProfileList, "", func(tx *store.Tx, tenant string) ([]store.Profile, error) { return tx.Profiles().List(ctx, tenant) })
-	out := make([]sandbox.StoredProfile, len(all))
+	out := make([]durable.StoredProfile, len(all))
 	for i := range all {
 		out[i] = all[i].StoredProfile
 	}

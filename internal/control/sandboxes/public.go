@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Public are the Services for APIs: its methods return sandbox.Sandbox values
@@ -66,7 +67,7 @@ func (p Public) List(ctx context.Context, q sandbox.ListQuery) (page []sandbox.S
 }
 
 // Fork creates copies of a sandbox.
-func (p Public) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Sandbox, error) {
+func (p Public) Fork(ctx context.Context, ref string, req durable.ForkRequest) ([]sandbox.Sandbox, error) {
 	made, err := p.of.Creator.Fork(ctx, ref, req)
 	out := make([]sandbox.Sandbox, len(made))
 	for i := range made {

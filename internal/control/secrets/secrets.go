@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Sources reads secret values that are kept outside the store. Package source
@@ -74,7 +75,7 @@ func checkLabels(labels map[string]string) error {
 }
 
 // validate checks a request, and returns the source of the value.
-func validate(n *sandbox.NewSecret, who key.Principal, v secret.Value) (secret.Source, error) {
+func validate(n *durable.NewSecret, who key.Principal, v secret.Value) (secret.Source, error) {
 	source, err := secret.ParseSource(n.Source)
 	switch {
 	case err != nil:
@@ -97,12 +98,12 @@ func validate(n *sandbox.NewSecret, who key.Principal, v secret.Value) (secret.S
 }
 
 // Create stores a secret of the caller's tenant. It clears n.Value.
-func (s *Service) Create(ctx context.Context, n sandbox.NewSecret) (sandbox.StoredSecret, error) {
+func (s *Service) Create(ctx context.Context, n durable.NewSecret) (durable.StoredSecret, error) {
 	v := secret.NewValue(n.Bytes())
 	defer v.Clear()
 	who, err := guard.Principal(ctx)
 	if err != nil {
-		return sandbox.StoredSecret{}, err
+		return durable.StoredSecret{}, err
 	}
 	var out store.Secret
 	err = s.ChangeTx(ctx, ops.SecretCreate, n.Name, func(ctx context.Context, tx *store.Tx, tenant string) (string, error) {
@@ -116,7 +117,7 @@ func (s *Service) Create(ctx context.Context, n sandbox.NewSecret) (sandbox.Stor
 				return "", err
 			}
 		}
-		out = store.Secret{Tenant: tenant, StoredSecret: sandbox.StoredSecret{
+		out = store.Secret{Tenant: tenant, StoredSecret: durable.StoredSecret{
 			Name: n.Name, Description: n.Description, Source: source.String(), Hosts: n.Hosts, Labels: n.Labels, AllowEnv: n.AllowEnv,
 		}}
 		if source.Kind == secret.Stored {
@@ -134,7 +135,7 @@ func (s *Service) Create(ctx context.Context, n sandbox.NewSecret) (sandbox.Stor
 // request on. For a value kept outside the store, Rotate takes no value: it
 // increments the version, so that the gateway reads the value again. It clears
 // change.Value.
-func (s *Service) Rotate(ctx context.Context, name string, change sandbox.SecretValue) (sandbox.StoredSecret, error) {
+func (s *Service) Rotate(ctx context.Context, name string, change durable.SecretValue) (durable.StoredSecret, error) {
 	const op = ops.SecretRotate
 	v := secret.NewValue(change.Bytes())
 	defer v.Clear()
@@ -160,7 +161,7 @@ func (s *Service) Rotate(ctx context.Context, name string, change sandbox.Secret
 		return fmt.Sprintf("%s@%d", name, out.Version), err
 	})
 	if err != nil {
-		return sandbox.StoredSecret{}, err
+		return durable.StoredSecret{}, err
 	}
 	return out.StoredSecret, core.Named(op, s.cfg.Gateway.Enforce(ctx, users))
 }
@@ -233,9 +234,9 @@ func (s *Service) Remove(ctx context.Context, name string, force bool) error {
 }
 
 // List returns the secrets of the caller's tenant, by name.
-func (s *Service) List(ctx context.Context) ([]sandbox.StoredSecret, error) {
+func (s *Service) List(ctx context.Context) ([]durable.StoredSecret, error) {
 	all, err := core.Read(ctx, s.Core, ops.SecretList, "", func(tx *store.Tx, tenant string) ([]store.Secret, error) { return tx.Secrets().List(ctx, tenant) })
-	out := make([]sandbox.StoredSecret, len(all))
+	out := make([]durable.StoredSecret, len(all))
 	for i := range all {
 		out[i] = all[i].StoredSecret
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
@@ -55,20 +56,20 @@ func TestCreate(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		owner bool // of the machine, else an administrator of a tenant
-		n     sandbox.NewSecret
+		n     durable.NewSecret
 		code  sandbox.Code
 	}{
-		{"a value", false, sandbox.NewSecret{Name: "github", Text: "ghp_0123456789"}, ""},
-		{"no value", false, sandbox.NewSecret{Name: "github"}, sandbox.CodeInvalid},
-		{"no name", false, sandbox.NewSecret{Text: "ghp_0123456789"}, sandbox.CodeInvalid},
-		{"a name that is a path", false, sandbox.NewSecret{Name: "../github", Text: "ghp_0123456789"}, sandbox.CodeInvalid},
-		{"a host that is none", false, sandbox.NewSecret{Name: "github", Text: "ghp_0123456789", Hosts: []string{"https://api.github.com/"}}, sandbox.CodeInvalid},
-		{"a long description", false, sandbox.NewSecret{Name: "github", Text: "ghp_0123456789", Description: long}, sandbox.CodeInvalid},
-		{"a label without a name", false, sandbox.NewSecret{Name: "github", Text: "ghp_0123456789", Labels: map[string]string{"": "x"}}, sandbox.CodeInvalid},
-		{"a source of an unknown kind", true, sandbox.NewSecret{Name: "github", Source: "http:x"}, sandbox.CodeInvalid},
-		{"a file of the machine", true, sandbox.NewSecret{Name: "github", Source: "file:/etc/token"}, ""},
-		{"a file of the machine, for a tenant", false, sandbox.NewSecret{Name: "github", Source: "file:/etc/token"}, sandbox.CodeDenied},
-		{"a source and a value", true, sandbox.NewSecret{Name: "github", Source: "env:TOKEN", Text: "ghp_0123456789"}, sandbox.CodeInvalid},
+		{"a value", false, durable.NewSecret{Name: "github", Text: "ghp_0123456789"}, ""},
+		{"no value", false, durable.NewSecret{Name: "github"}, sandbox.CodeInvalid},
+		{"no name", false, durable.NewSecret{Text: "ghp_0123456789"}, sandbox.CodeInvalid},
+		{"a name that is a path", false, durable.NewSecret{Name: "../github", Text: "ghp_0123456789"}, sandbox.CodeInvalid},
+		{"a host that is none", false, durable.NewSecret{Name: "github", Text: "ghp_0123456789", Hosts: []string{"https://api.github.com/"}}, sandbox.CodeInvalid},
+		{"a long description", false, durable.NewSecret{Name: "github", Text: "ghp_0123456789", Description: long}, sandbox.CodeInvalid},
+		{"a label without a name", false, durable.NewSecret{Name: "github", Text: "ghp_0123456789", Labels: map[string]string{"": "x"}}, sandbox.CodeInvalid},
+		{"a source of an unknown kind", true, durable.NewSecret{Name: "github", Source: "http:x"}, sandbox.CodeInvalid},
+		{"a file of the machine", true, durable.NewSecret{Name: "github", Source: "file:/etc/token"}, ""},
+		{"a file of the machine, for a tenant", false, durable.NewSecret{Name: "github", Source: "file:/etc/token"}, sandbox.CodeDenied},
+		{"a source and a value", true, durable.NewSecret{Name: "github", Source: "env:TOKEN", Text: "ghp_0123456789"}, sandbox.CodeInvalid},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, _ := open(t)
@@ -94,9 +95,9 @@ func TestCreateUnderPolicy(t *testing.T) {
 	o.policies, err = policyset.Parse(map[string][]byte{"caps.yaml": []byte("policies:\n  - name: sealed\n    secretModes: [gateway]\n")})
 	coretest.OK(t, err)
 	ctx := coretest.As(t, coretest.Acme, key.Admin)
-	_, err = s.Create(ctx, sandbox.NewSecret{Name: "open", Text: "ghp_0123456789", AllowEnv: true})
+	_, err = s.Create(ctx, durable.NewSecret{Name: "open", Text: "ghp_0123456789", AllowEnv: true})
 	coretest.WantCode(t, err, sandbox.CodeDenied)
-	_, err = s.Create(ctx, sandbox.NewSecret{Name: "sealed", Text: "ghp_0123456789"})
+	_, err = s.Create(ctx, durable.NewSecret{Name: "sealed", Text: "ghp_0123456789"})
 	coretest.OK(t, err)
 }
 
@@ -104,8 +105,8 @@ func TestCreateUnderPolicy(t *testing.T) {
 func TestRotate(t *testing.T) {
 	s, _ := open(t)
 	ctx := coretest.As(t, coretest.Acme, key.Admin)
-	create(t, s, ctx, sandbox.NewSecret{Name: "github", Text: "first-value", Hosts: []string{"api.github.com"}})
-	out, err := s.Rotate(ctx, "github", sandbox.SecretValue{Text: "second-value", Labels: map[string]string{"team": "a"}})
+	create(t, s, ctx, durable.NewSecret{Name: "github", Text: "first-value", Hosts: []string{"api.github.com"}})
+	out, err := s.Rotate(ctx, "github", durable.SecretValue{Text: "second-value", Labels: map[string]string{"team": "a"}})
 	coretest.OK(t, err)
 	if out.Version != 2 || out.Labels["team"] != "a" {
 		t.Errorf("the secret has the version %d and the labels %v, want 2 and team=a", out.Version, out.Labels)
@@ -115,14 +116,14 @@ func TestRotate(t *testing.T) {
 		name string
 		ctx  context.Context
 		of   string
-		v    sandbox.SecretValue
+		v    durable.SecretValue
 		code sandbox.Code
 	}{
-		{"one that is not there", ctx, "gitlab", sandbox.SecretValue{Text: "third-value"}, sandbox.CodeNotFound},
-		{"one of another tenant", coretest.As(t, coretest.Rival, key.Admin), "github", sandbox.SecretValue{Text: "third-value"}, sandbox.CodeNotFound},
-		{"by a reader", coretest.As(t, coretest.Acme, key.Read), "github", sandbox.SecretValue{Text: "third-value"}, sandbox.CodeDenied},
-		{"without a value", ctx, "github", sandbox.SecretValue{}, sandbox.CodeInvalid},
-		{"with a wrong label", ctx, "github", sandbox.SecretValue{Text: "third-value", Labels: map[string]string{"": "x"}}, sandbox.CodeInvalid},
+		{"one that is not there", ctx, "gitlab", durable.SecretValue{Text: "third-value"}, sandbox.CodeNotFound},
+		{"one of another tenant", coretest.As(t, coretest.Rival, key.Admin), "github", durable.SecretValue{Text: "third-value"}, sandbox.CodeNotFound},
+		{"by a reader", coretest.As(t, coretest.Acme, key.Read), "github", durable.SecretValue{Text: "third-value"}, sandbox.CodeDenied},
+		{"without a value", ctx, "github", durable.SecretValue{}, sandbox.CodeInvalid},
+		{"with a wrong label", ctx, "github", durable.SecretValue{Text: "third-value", Labels: map[string]string{"": "x"}}, sandbox.CodeInvalid},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := s.Rotate(tt.ctx, tt.of, tt.v)
@@ -136,11 +137,11 @@ func TestRotate(t *testing.T) {
 func TestRotateSource(t *testing.T) {
 	s, o := open(t)
 	owner := coretest.Owner(t)
-	create(t, s, owner, sandbox.NewSecret{Name: "token", Source: "env:TOKEN"})
-	_, err := s.Rotate(owner, "token", sandbox.SecretValue{Text: "a-value"})
+	create(t, s, owner, durable.NewSecret{Name: "token", Source: "env:TOKEN"})
+	_, err := s.Rotate(owner, "token", durable.SecretValue{Text: "a-value"})
 	coretest.WantCode(t, err, sandbox.CodeInvalid)
 	o.values["env:TOKEN"] = "of-the-variable"
-	out, err := s.Rotate(owner, "token", sandbox.SecretValue{})
+	out, err := s.Rotate(owner, "token", durable.SecretValue{})
 	coretest.OK(t, err)
 	if out.Version != 2 {
 		t.Errorf("the secret has the version %d, want 2", out.Version)
@@ -151,16 +152,16 @@ func TestRotateSource(t *testing.T) {
 func TestBind(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
-		made  sandbox.NewSecret
+		made  durable.NewSecret
 		ref   sandbox.SecretRef
 		value bool // in the environment, instead of a placeholder
 		code  sandbox.Code
 	}{
-		{"a placeholder", sandbox.NewSecret{Hosts: []string{"api.github.com"}}, sandbox.SecretRef{Name: "github"}, false, ""},
-		{"no hosts to send it to", sandbox.NewSecret{}, sandbox.SecretRef{Name: "github"}, false, sandbox.CodeDenied},
-		{"the value, which is not allowed", sandbox.NewSecret{}, sandbox.SecretRef{Name: "github", Mode: sandbox.SecretEnv}, false, sandbox.CodeDenied},
-		{"the value", sandbox.NewSecret{AllowEnv: true}, sandbox.SecretRef{Name: "github", Mode: sandbox.SecretEnv}, true, ""},
-		{"one that is not there", sandbox.NewSecret{}, sandbox.SecretRef{Name: "gitlab"}, false, sandbox.CodeNotFound},
+		{"a placeholder", durable.NewSecret{Hosts: []string{"api.github.com"}}, sandbox.SecretRef{Name: "github"}, false, ""},
+		{"no hosts to send it to", durable.NewSecret{}, sandbox.SecretRef{Name: "github"}, false, sandbox.CodeDenied},
+		{"the value, which is not allowed", durable.NewSecret{}, sandbox.SecretRef{Name: "github", Mode: sandbox.SecretEnv}, false, sandbox.CodeDenied},
+		{"the value", durable.NewSecret{AllowEnv: true}, sandbox.SecretRef{Name: "github", Mode: sandbox.SecretEnv}, true, ""},
+		{"one that is not there", durable.NewSecret{}, sandbox.SecretRef{Name: "gitlab"}, false, sandbox.CodeNotFound},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, _ := open(t)
@@ -187,7 +188,7 @@ func TestBind(t *testing.T) {
 func TestRemove(t *testing.T) {
 	s, o := open(t)
 	ctx := coretest.As(t, coretest.Acme, key.Admin)
-	create(t, s, ctx, sandbox.NewSecret{Name: "github", Text: "the-value-itself", Hosts: []string{"api.github.com"}})
+	create(t, s, ctx, durable.NewSecret{Name: "github", Text: "the-value-itself", Hosts: []string{"api.github.com"}})
 	_, _, err := bind(t, s, sandbox.SecretRef{Name: "github"})
 	coretest.OK(t, err)
 	coretest.WantCode(t, s.Remove(coretest.As(t, coretest.Rival, key.Admin), "github", true), sandbox.CodeNotFound)
@@ -231,7 +232,7 @@ func TestSealedProxy(t *testing.T) {
 	}
 }
 
-func create(t *testing.T, s *secrets.Service, ctx context.Context, n sandbox.NewSecret) {
+func create(t *testing.T, s *secrets.Service, ctx context.Context, n durable.NewSecret) {
 	t.Helper()
 	_, err := s.Create(ctx, n)
 	coretest.OK(t, err)

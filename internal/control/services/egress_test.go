@@ -33,6 +33,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 const canary = "ghp_canary0451canary0451canary0451canary"
@@ -169,9 +170,9 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 	return r
 }
 
-func (r *rig) secret(t *testing.T, name string, change func(*sandbox.NewSecret)) {
+func (r *rig) secret(t *testing.T, name string, change func(*durable.NewSecret)) {
 	t.Helper()
-	n := sandbox.NewSecret{Name: name, Hosts: []string{"api.example.com"}}
+	n := durable.NewSecret{Name: name, Hosts: []string{"api.example.com"}}
 	if change != nil {
 		change(&n)
 	}
@@ -313,7 +314,7 @@ func (r *rig) scan(t *testing.T, box sandbox.ID) {
 func TestPlaceholdersThroughLife(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "github", nil)
-	r.secret(t, "open", func(n *sandbox.NewSecret) { n.AllowEnv = true })
+	r.secret(t, "open", func(n *durable.NewSecret) { n.AllowEnv = true })
 	made, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{
 		Name: "box", Env: map[string]string{"A": "b"}, Network: sandbox.Network{Egress: []string{"api.example.com"}},
 		Secrets: []sandbox.SecretRef{{Name: "github"}, {Name: "open", Mode: sandbox.SecretEnv}},
@@ -337,7 +338,7 @@ func TestPlaceholdersThroughLife(t *testing.T) {
 		}
 	}
 	sees("box", first)
-	copies, err := r.Sandboxes.Creator.Fork(r.owner, "box", sandbox.ForkRequest{Count: 2, Prefix: "copy"})
+	copies, err := r.Sandboxes.Creator.Fork(r.owner, "box", durable.ForkRequest{Count: 2, Prefix: "copy"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -383,7 +384,7 @@ func TestApply(t *testing.T) {
 	if len(e.Profile.Rules) != 2 || len(e.Secrets) != 1 || string(e.Secrets[0].Value.Reveal()) != canary || e.Secrets[0].Placeholder != "" {
 		t.Errorf("the gateway was told %+v", e)
 	}
-	if _, err := r.Secrets.Rotate(r.owner, "github", sandbox.SecretValue{Value: []byte("the-second-value")}); err != nil {
+	if _, err := r.Secrets.Rotate(r.owner, "github", durable.SecretValue{Value: []byte("the-second-value")}); err != nil {
 		t.Fatal(err)
 	}
 	if e := r.gateway.last(t, one.ID); string(e.Secrets[0].Value.Reveal()) != "the-second-value" || e.Secrets[0].Version != 2 {
@@ -429,7 +430,7 @@ func TestSecretsOfInlineRules(t *testing.T) {
 	if _, err := r.Sandboxes.Pauser.Pause(r.owner, "rests", false); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.Secrets.Rotate(r.owner, "github", sandbox.SecretValue{Value: []byte("the-second-value")}); err != nil {
+	if _, err := r.Secrets.Rotate(r.owner, "github", durable.SecretValue{Value: []byte("the-second-value")}); err != nil {
 		t.Fatal(err)
 	}
 	for _, id := range []sandbox.ID{runs, rests} {
@@ -465,7 +466,7 @@ func TestWithEgressInTurn(t *testing.T) {
 	rotated := make(chan error, 1)
 	err = r.Profiles.With(t.Context(), made.ID, func(e profiles.Egress) error {
 		go func() {
-			_, err := r.Secrets.Rotate(r.owner, "github", sandbox.SecretValue{Value: []byte("the-second-value")})
+			_, err := r.Secrets.Rotate(r.owner, "github", durable.SecretValue{Value: []byte("the-second-value")})
 			rotated <- err
 		}()
 		for { // until it is stored; it then waits for us
@@ -485,8 +486,8 @@ func TestWithEgressInTurn(t *testing.T) {
 func TestRefusedNetworks(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "github", nil)
-	r.secret(t, "anywhere", func(n *sandbox.NewSecret) { n.Hosts = nil })
-	r.secret(t, "open", func(n *sandbox.NewSecret) { n.AllowEnv = true })
+	r.secret(t, "anywhere", func(n *durable.NewSecret) { n.Hosts = nil })
+	r.secret(t, "open", func(n *durable.NewSecret) { n.AllowEnv = true })
 	inline := func(p sandbox.Profile) sandbox.Network { p.Name = ""; return sandbox.Network{Inline: &p} }
 	hosts := sandbox.Network{Egress: []string{"api.example.com"}}
 	for _, tt := range []struct {
@@ -565,7 +566,7 @@ func TestWhoMay(t *testing.T) {
 		t.Fatal(err)
 	}
 	for who, ctx := range map[sandbox.Code]context.Context{sandbox.CodeDenied: r.writer, sandbox.CodeNotFound: r.rival, sandbox.CodeUnauthorized: t.Context()} {
-		_, err := r.Secrets.Rotate(ctx, "github", sandbox.SecretValue{Value: []byte("mine-from-now-on")})
+		_, err := r.Secrets.Rotate(ctx, "github", durable.SecretValue{Value: []byte("mine-from-now-on")})
 		wants(t, "rotate", err, who)
 		wants(t, "remove a secret", r.Secrets.Remove(ctx, "github", true), who)
 		wants(t, "remove a profile", r.Profiles.Remove(ctx, "ci"), who)
@@ -589,10 +590,10 @@ func TestWhoMay(t *testing.T) {
 		t.Errorf("the rival sees %v %v (%v, %v)", theirs, rules, err, err2)
 	}
 	for _, source := range []string{"file:/etc/passwd", "env:DAEMON_TOKEN"} {
-		_, err := r.Secrets.Create(r.rival, sandbox.NewSecret{Name: "theirs", Source: source})
+		_, err := r.Secrets.Create(r.rival, durable.NewSecret{Name: "theirs", Source: source})
 		wants(t, source, err, sandbox.CodeDenied)
 	}
-	r.secret(t, "outside", func(n *sandbox.NewSecret) { n.Source = "env:DAEMON_TOKEN" })
+	r.secret(t, "outside", func(n *durable.NewSecret) { n.Source = "env:DAEMON_TOKEN" })
 	made, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{
 		Network: sandbox.Network{Egress: []string{"api.example.com"}}, Secrets: []sandbox.SecretRef{{Name: "outside"}},
 	}}})
@@ -602,7 +603,7 @@ func TestWhoMay(t *testing.T) {
 	if e, err := r.Profiles.Egress(t.Context(), made.ID); err != nil || string(e.Secrets[0].Value.Reveal()) != "from-the-environment" {
 		t.Errorf("%+v %v", e, err)
 	}
-	_, err = r.Secrets.Rotate(r.owner, "outside", sandbox.SecretValue{Value: []byte("a value")})
+	_, err = r.Secrets.Rotate(r.owner, "outside", durable.SecretValue{Value: []byte("a value")})
 	wants(t, "a value for a secret that is kept outside", err, sandbox.CodeInvalid)
 	// Encrypted values of one tenant cannot be decrypted for another, even by an
 	// attacker who writes to the database.
@@ -626,7 +627,7 @@ func TestWhoMay(t *testing.T) {
 func TestSetNetwork(t *testing.T) {
 	r := newRig(t, nil)
 	r.secret(t, "hosted", nil)
-	r.secret(t, "free", func(n *sandbox.NewSecret) { n.Hosts = nil })
+	r.secret(t, "free", func(n *durable.NewSecret) { n.Hosts = nil })
 	own := func(p sandbox.Profile) sandbox.Network { return sandbox.Network{Inline: &p} }
 	for _, name := range []string{"box", "other"} {
 		if _, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Name: name, Network: sandbox.Network{Egress: []string{"a.example.com"}}}}}); err != nil {

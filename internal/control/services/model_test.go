@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/services"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // carryOut executes an operation of the model.
@@ -34,13 +35,13 @@ func carryOut(p *services.Services, ctx context.Context, ref string, op lifecycl
 		value := "v"
 		_, err = p.Sandboxes.Updater.Update(ctx, ref, sandbox.Change{Labels: map[string]*string{"k": &value}})
 	case lifecycle.Snapshot:
-		var s sandbox.Snapshot
-		if s, err = p.Snapshots.CreateSnapshot(ctx, ref, sandbox.SnapshotRequest{}); err == nil {
+		var s durable.Snapshot
+		if s, err = p.Snapshots.CreateSnapshot(ctx, ref, durable.SnapshotRequest{}); err == nil {
 			err = p.Snapshots.RemoveSnapshot(ctx, s.Name)
 		}
 	case lifecycle.Fork:
 		var copies []store.Sandbox
-		if copies, err = p.Sandboxes.Creator.Fork(ctx, ref, sandbox.ForkRequest{Count: 1}); err == nil {
+		if copies, err = p.Sandboxes.Creator.Fork(ctx, ref, durable.ForkRequest{Count: 1}); err == nil {
 			err = p.Sandboxes.Remover.Destroy(ctx, string(copies[0].ID))
 		}
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 const caps = `policies:
@@ -176,9 +177,9 @@ func TestPoliciesCannotBePassedBy(t *testing.T) {
 	if e := r.gateway.last(t, b.ID); len(e.EgressLimits) != 1 || len(e.Profile.Rules) != 1 {
 		t.Errorf("with other rules the gateway has %+v", e)
 	}
-	_, err = r.Sandboxes.Creator.Fork(r.writer, "box", sandbox.ForkRequest{Count: 1, Labels: map[string]string{"locked": yes}})
+	_, err = r.Sandboxes.Creator.Fork(r.writer, "box", durable.ForkRequest{Count: 1, Labels: map[string]string{"locked": yes}})
 	r.by(t, "fork", "locked.network", err)
-	if _, err := r.Snapshots.CreateSnapshot(r.writer, "box", sandbox.SnapshotRequest{Name: "snap"}); err != nil {
+	if _, err := r.Snapshots.CreateSnapshot(r.writer, "box", durable.SnapshotRequest{Name: "snap"}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := r.Sandboxes.Pauser.Stop(r.writer, "box", 0); err != nil {
@@ -188,7 +189,7 @@ func TestPoliciesCannotBePassedBy(t *testing.T) {
 	r.by(t, "a profile that adds a secret", "agents.secrets", err)
 	_, err = r.Profiles.Apply(r.owner, 0, injecting("ci", "other", "api.example.com"))
 	r.by(t, "a profile that is applied", "agents.secrets", err)
-	_, err = r.Secrets.Create(r.owner, sandbox.NewSecret{Name: "tight", Value: []byte("a value"), AllowEnv: true})
+	_, err = r.Secrets.Create(r.owner, durable.NewSecret{Name: "tight", Value: []byte("a value"), AllowEnv: true})
 	r.by(t, "a secret for the inside", "agents.secretModes", err)
 
 	// Sandboxes made earlier are not restored under policies that forbid them.
@@ -197,7 +198,7 @@ func TestPoliciesCannotBePassedBy(t *testing.T) {
 	r.by(t, "start", "agents.images", err)
 	_, err = r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Snapshot: "snap"}}})
 	r.by(t, "a snapshot", "agents.images", err)
-	_, err = r.Sandboxes.Creator.Fork(r.writer, "box", sandbox.ForkRequest{Count: 1})
+	_, err = r.Sandboxes.Creator.Fork(r.writer, "box", durable.ForkRequest{Count: 1})
 	r.by(t, "a fork of what is stopped", "agents.images", err)
 	r.load(t, caps)
 	if _, err := r.Sandboxes.Pauser.Start(r.writer, "box"); err != nil {

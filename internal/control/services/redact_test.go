@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // printed runs a background command that prints text and what it was, and returns
@@ -63,7 +64,7 @@ func (r *rig) printed(t *testing.T, name, script string) map[string]string {
 // requests it, and shown otherwise.
 func TestRedact(t *testing.T) {
 	r := newRig(t, nil)
-	r.secret(t, "open", func(n *sandbox.NewSecret) { n.AllowEnv = true })
+	r.secret(t, "open", func(n *durable.NewSecret) { n.AllowEnv = true })
 	make := func(name string, redact bool, labels map[string]string) {
 		t.Helper()
 		_, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{
@@ -99,7 +100,7 @@ func TestRedact(t *testing.T) {
 
 	// Sandboxes that ran before a rotation have the old value; new sandboxes have
 	// the new one.
-	if _, err := r.Secrets.Rotate(r.owner, "open", sandbox.SecretValue{Value: []byte("another-canary-value")}); err != nil {
+	if _, err := r.Secrets.Rotate(r.owner, "open", durable.SecretValue{Value: []byte("another-canary-value")}); err != nil {
 		t.Fatal(err)
 	}
 	for where, text := range r.printed(t, "asked", script+"; echo another-canary-value") {
@@ -112,7 +113,7 @@ func TestRedact(t *testing.T) {
 // A value that cannot be read is not shown for that.
 func TestRedactFailsClosed(t *testing.T) {
 	r := newRig(t, nil)
-	r.secret(t, "outside", func(n *sandbox.NewSecret) {
+	r.secret(t, "outside", func(n *durable.NewSecret) {
 		n.AllowEnv, n.Source = true, "env:DAEMON_TOKEN"
 	})
 	_, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{
@@ -125,7 +126,7 @@ func TestRedactFailsClosed(t *testing.T) {
 		t.Errorf("%q", out)
 	}
 	r.lost = true
-	if _, err := r.Secrets.Rotate(r.owner, "outside", sandbox.SecretValue{}); err != nil {
+	if _, err := r.Secrets.Rotate(r.owner, "outside", durable.SecretValue{}); err != nil {
 		t.Fatal(err)
 	}
 	_, err = r.Exec.Open(r.owner, "box")

@@ -18,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // The kinds of archives. A snapshot of this daemon has all files, and belongs
@@ -41,7 +42,7 @@ type archives struct {
 }
 
 // readable refuses an archive that this daemon cannot read.
-func (s *archives) readable(ctx context.Context, tenant string, a sandbox.Archive) error {
+func (s *archives) readable(ctx context.Context, tenant string, a durable.Archive) error {
 	err := s.own.has("archive", a.Binding)
 	if err != nil && a.Kind == tarKind {
 		return s.shared(ctx, a, err)
@@ -68,7 +69,7 @@ func (s *archives) sets(ctx context.Context, tenant string) (plain, sealed archi
 }
 
 // pack stores the files below /workspace of a sandbox in the blob store.
-func (s *archives) pack(ctx context.Context, tenant, group string, box session.Box) (*sandbox.Archive, error) {
+func (s *archives) pack(ctx context.Context, tenant, group string, box session.Box) (*durable.Archive, error) {
 	set, err := s.ownSet(ctx, tenant)
 	if err != nil {
 		return nil, err
@@ -77,7 +78,7 @@ func (s *archives) pack(ctx context.Context, tenant, group string, box session.B
 	if err != nil {
 		return nil, err
 	}
-	a := sandbox.Archive{
+	a := durable.Archive{
 		Kind: tarKind, Ref: set.ID + "." + strconv.Itoa(at.Version), Size: size, Hash: "sha256:" + at.Digest,
 		Provider: box.Provider, Binding: string(s.own),
 	}
@@ -85,7 +86,7 @@ func (s *archives) pack(ctx context.Context, tenant, group string, box session.B
 }
 
 // place finds a tar archive of the tenant. The reference is untrusted.
-func (s *archives) place(ctx context.Context, tenant string, a sandbox.Archive) (set archive.Set, at archive.Place, err error) {
+func (s *archives) place(ctx context.Context, tenant string, a durable.Archive) (set archive.Set, at archive.Place, err error) {
 	if s.blobs == nil {
 		return set, at, &sandbox.Error{Code: sandbox.CodeUnsupported, Op: "session.resume", Subject: "archive", Message: "this daemon has no blob store"}
 	}
@@ -112,7 +113,7 @@ func (s *archives) place(ctx context.Context, tenant string, a sandbox.Archive) 
 }
 
 // unpack replaces the files below /workspace of a sandbox with those of an archive.
-func (s *archives) unpack(ctx context.Context, tenant string, to sandbox.ID, a sandbox.Archive) error {
+func (s *archives) unpack(ctx context.Context, tenant string, to sandbox.ID, a durable.Archive) error {
 	set, at, err := s.place(ctx, tenant, a)
 	if err != nil {
 		return err
@@ -121,7 +122,7 @@ func (s *archives) unpack(ctx context.Context, tenant string, to sandbox.ID, a s
 }
 
 // remove removes an archive. A missing archive is success.
-func (s *archives) remove(ctx context.Context, tenant string, a sandbox.Archive) error {
+func (s *archives) remove(ctx context.Context, tenant string, a durable.Archive) error {
 	if s.own.has("archive", a.Binding) != nil {
 		return nil // its owner removes it
 	}
@@ -177,7 +178,7 @@ func (s *archives) sweepSet(ctx context.Context, tenant string, set archive.Set)
 			return err
 		}
 		for _, k := range old {
-			a := sandbox.Archive{Kind: tarKind, Ref: set.ID + "." + strconv.Itoa(k.Version), Hash: "sha256:" + k.Digest, Binding: string(s.own)}
+			a := durable.Archive{Kind: tarKind, Ref: set.ID + "." + strconv.Itoa(k.Version), Hash: "sha256:" + k.Digest, Binding: string(s.own)}
 			if wanted[a.Ref] {
 				continue
 			}
@@ -221,7 +222,7 @@ func wantedTars(ctx context.Context, tx *store.Tx, tenant string) (map[string]bo
 		if l.Archive == nil {
 			continue
 		}
-		e, err := sandbox.ParseEnvelope(l.Archive)
+		e, err := durable.ParseEnvelope(l.Archive)
 		if err != nil {
 			return nil, err // it may name any of them
 		}

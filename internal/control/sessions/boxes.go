@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/session"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // provision makes, finds and saves the sandboxes of all sessions.
@@ -148,7 +149,7 @@ func (b boxes) Find(ctx context.Context, p session.Plan) (session.Box, error) {
 }
 
 // Resume implements session.Boxes.
-func (b boxes) Resume(ctx context.Context, e sandbox.Envelope) (session.Box, sandbox.Outcome, bool, error) {
+func (b boxes) Resume(ctx context.Context, e durable.Envelope) (session.Box, durable.Outcome, bool, error) {
 	none := session.Box{}
 	row, err := b.record(ctx, e.Box)
 	binding, other := b.own.elsewhere(e.Binding)
@@ -192,7 +193,7 @@ func isolated(row *store.Sandbox, demand sandbox.Isolation) error {
 
 // takeBack takes over the sandbox of an envelope that another installation wrote,
 // if this one has a session with it.
-func (b boxes) takeBack(ctx context.Context, e sandbox.Envelope) error {
+func (b boxes) takeBack(ctx context.Context, e durable.Envelope) error {
 	if _, other := b.own.elsewhere(e.Binding); !other || e.Box == "" {
 		return nil
 	}
@@ -202,7 +203,7 @@ func (b boxes) takeBack(ctx context.Context, e sandbox.Envelope) error {
 
 // unknown finds a sandbox without a record in this installation, or one that
 // another installation has taken over.
-func (b boxes) unknown(ctx context.Context, e sandbox.Envelope) (store.Sandbox, error) {
+func (b boxes) unknown(ctx context.Context, e durable.Envelope) (store.Sandbox, error) {
 	if err := b.reachable(ctx, e); err != nil {
 		return store.Sandbox{}, err
 	}
@@ -218,7 +219,7 @@ func (b boxes) unknown(ctx context.Context, e sandbox.Envelope) (store.Sandbox, 
 // reachable refuses a sandbox unless this installation made it, or another one
 // with the same provider account. Ids are not secret, so only the owner of the
 // machine can take over sandboxes of other installations.
-func (b boxes) reachable(ctx context.Context, e sandbox.Envelope) error {
+func (b boxes) reachable(ctx context.Context, e durable.Envelope) error {
 	err := b.own.has(e.Box, e.Binding)
 	binding, other := b.own.elsewhere(e.Binding)
 	if err == nil || !other {
@@ -240,27 +241,27 @@ func (b boxes) reachable(ctx context.Context, e sandbox.Envelope) error {
 }
 
 // wake resumes or starts a recorded sandbox.
-func (b boxes) wake(ctx context.Context, row *store.Sandbox) (sandbox.Outcome, error) {
+func (b boxes) wake(ctx context.Context, row *store.Sandbox) (durable.Outcome, error) {
 	all, id := b.sandboxes, string(row.ID)
 	switch row.State {
 	case sandbox.Running:
 		err := all.Reach(ctx, id)
 		if sandbox.CodeOf(err) != sandbox.CodeConflict {
-			return sandbox.OutcomeAttached, err
+			return durable.OutcomeAttached, err
 		}
 		if now, recordErr := b.record(ctx, id); recordErr != nil || now.State != sandbox.Failed {
 			return "", errors.Join(err, recordErr)
 		}
 	case sandbox.Paused, sandbox.Pausing, sandbox.Resuming:
 		if row.Rest.Wakes { // needs only the permission to use it
-			return sandbox.OutcomeWoken, all.Reach(ctx, id)
+			return durable.OutcomeWoken, all.Reach(ctx, id)
 		}
 		_, err := all.Resume(ctx, id)
-		return sandbox.OutcomeWoken, err
+		return durable.OutcomeWoken, err
 	case sandbox.Stopped:
 		if row.Rest.Kept != "" {
 			_, err := all.Start(ctx, id)
-			return sandbox.OutcomeResumed, err
+			return durable.OutcomeResumed, err
 		}
 	case sandbox.Gone:
 		return "", gone(id, "it ended: "+row.Reason)
@@ -287,9 +288,9 @@ func (b boxes) Probe(context.Context, session.Box) error { return nil }
 
 // Hydrate implements session.Boxes. It reports the workspaces or the snapshot
 // that the sandbox was made with, and unpacks an archive of files.
-func (b boxes) Hydrate(ctx context.Context, box session.Box, e sandbox.Envelope) (session.Box, sandbox.ReceiptFrom, []string, error) {
-	from := sandbox.ReceiptFrom{Archive: e.Archive}
-	lost := []string{sandbox.LostProcesses, sandbox.LostMemory}
+func (b boxes) Hydrate(ctx context.Context, box session.Box, e durable.Envelope) (session.Box, durable.ReceiptFrom, []string, error) {
+	from := durable.ReceiptFrom{Archive: e.Archive}
+	lost := []string{durable.LostProcesses, durable.LostMemory}
 	for _, w := range b.saves() {
 		found, err := b.workspaces.Workspace(ctx, w)
 		if err != nil {
@@ -305,13 +306,13 @@ func (b boxes) Hydrate(ctx context.Context, box session.Box, e sandbox.Envelope)
 		}
 	}
 	if from.Archive == nil && len(from.Workspaces) > 0 || from.Archive != nil && from.Archive.Kind == tarKind {
-		lost = append(lost, sandbox.LostFiles)
+		lost = append(lost, durable.LostFiles)
 	}
 	return box, from, lost, nil
 }
 
-func versionOf(name string, version int) sandbox.WorkspaceRef {
-	return sandbox.WorkspaceRef{Name: name, Version: "v" + strconv.Itoa(version)}
+func versionOf(name string, version int) durable.WorkspaceRef {
+	return durable.WorkspaceRef{Name: name, Version: "v" + strconv.Itoa(version)}
 }
 
 // saves returns the writable workspaces of the session.
@@ -327,7 +328,7 @@ func (b boxes) saves() (names []string) {
 // Capture implements session.Boxes. It saves the workspaces. Without
 // workspaces, it takes a snapshot of all files; if the provider cannot, or not
 // while the sandbox runs, or is a node, it archives the files below /workspace.
-func (b boxes) Capture(ctx context.Context, box session.Box, e sandbox.Envelope) (sandbox.Envelope, error) {
+func (b boxes) Capture(ctx context.Context, box session.Box, e durable.Envelope) (durable.Envelope, error) {
 	e.Archive, e.Workspaces = nil, nil
 	b.sandboxes.Flush(ctx, box.ID)
 	note := "session " + b.row.Name
@@ -361,13 +362,13 @@ func (b boxes) Capture(ctx context.Context, box session.Box, e sandbox.Envelope)
 }
 
 // snapshot saves all files of a sandbox.
-func (b boxes) snapshot(ctx context.Context, box session.Box) (*sandbox.Archive, error) {
-	a := sandbox.Archive{Kind: snapshotKind, Ref: newID("archive-"), Provider: box.Provider, Binding: string(b.own)}
+func (b boxes) snapshot(ctx context.Context, box session.Box) (*durable.Archive, error) {
+	a := durable.Archive{Kind: snapshotKind, Ref: newID("archive-"), Provider: box.Provider, Binding: string(b.own)}
 	if err := b.archives.register(ctx, b.tenant, b.row.Group, a); err != nil {
 		return nil, err
 	}
-	take := func() (sandbox.Snapshot, error) {
-		return b.snapshots.CreateSnapshot(ctx, string(box.ID), sandbox.SnapshotRequest{Name: a.Ref, Labels: map[string]string{sandbox.ArchiveLabel: b.row.Name}})
+	take := func() (durable.Snapshot, error) {
+		return b.snapshots.CreateSnapshot(ctx, string(box.ID), durable.SnapshotRequest{Name: a.Ref, Labels: map[string]string{durable.ArchiveLabel: b.row.Name}})
 	}
 	kept, err := take()
 	if sandbox.CodeOf(err) == sandbox.CodeConflict && !b.held { // the provider saves only stopped sandboxes
@@ -376,7 +377,7 @@ func (b boxes) snapshot(ctx context.Context, box session.Box) (*sandbox.Archive,
 		}
 	}
 	if err != nil {
-		b.Report(ctx, b.Discard(context.WithoutCancel(ctx), sandbox.Envelope{Archive: &a}))
+		b.Report(ctx, b.Discard(context.WithoutCancel(ctx), durable.Envelope{Archive: &a}))
 		return nil, err
 	}
 	a.Size = kept.Size
@@ -386,7 +387,7 @@ func (b boxes) snapshot(ctx context.Context, box session.Box) (*sandbox.Archive,
 // Discard implements session.Boxes. It keeps the current and the previous
 // archive of the session. A later sweep removes archives that cannot be removed
 // now.
-func (b boxes) Discard(ctx context.Context, prior sandbox.Envelope) error {
+func (b boxes) Discard(ctx context.Context, prior durable.Envelope) error {
 	a := prior.Archive
 	if a == nil || b.archives.readable(ctx, b.tenant, *a) != nil {
 		return nil

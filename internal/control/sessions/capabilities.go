@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Capabilities returns what a session can do now, with a reason for each
@@ -77,7 +78,7 @@ func (s *Service) Capabilities(ctx context.Context, ref string) (_ catalog.Capab
 
 // serving reports whether a provider has the sandbox of a session, or would make
 // its next one.
-func serving(row *sandbox.Session, p *catalog.Provider) bool {
+func serving(row *durable.Session, p *catalog.Provider) bool {
 	switch {
 	case row.Lease.Provider != "":
 		return p.Name == row.Lease.Provider

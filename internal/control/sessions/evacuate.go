@@ -9,6 +9,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -64,7 +65,7 @@ func (s *Movers) residents(ctx context.Context, k store.LeaseKey) (row store.Ses
 }
 
 // evacuate moves a session to the node that suits it best, acting for its tenant.
-func (s *Movers) evacuate(ctx context.Context, row store.Session) (receipt sandbox.Receipt, err error) {
+func (s *Movers) evacuate(ctx context.Context, row store.Session) (receipt durable.Receipt, err error) {
 	const op = ops.SessionSwap
 	ctx = guard.WithOwner(ctx, row.Tenant)
 	return receipt, s.Do(ctx, op, guard.Subject{Subject: row.Name}, func(ctx context.Context) error {

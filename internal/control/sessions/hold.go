@@ -13,6 +13,8 @@ import (
 	"github.com/atoll-run/atoll/internal/session"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // Holders acquires, releases and saves the sandboxes of sessions.
@@ -31,7 +33,7 @@ type Holders struct {
 func (s *Holders) turnHolds(row store.Session, kind lease.Kind, id string, box sandbox.ID, epoch int64) {
 	switch {
 	case kind != lease.Turn:
-	case row.Record == sandbox.RecordOnTurn:
+	case row.Record == viewing.RecordOnTurn:
 		s.turns.TurnHolds(row, id, box, epoch)
 	default:
 		s.turns.TurnOver(row, id)
@@ -41,10 +43,10 @@ func (s *Holders) turnHolds(row store.Session, kind lease.Kind, id string, box s
 // Acquire makes the caller a holder of a session's sandbox. If necessary, the
 // sandbox is made, resumed or rebuilt. A holder is added once: acquiring again
 // counts as a heartbeat.
-func (s *Holders) Acquire(ctx context.Context, ref string, h sandbox.HolderRef) (out sandbox.Acquired, err error) {
+func (s *Holders) Acquire(ctx context.Context, ref string, h durable.HolderRef) (out durable.Acquired, err error) {
 	err = s.onSession(ctx, ops.SessionAcquire, ref, func(ctx context.Context, who key.Principal, row store.Session) error {
 		held, err := s.acquire(ctx, row, h, who.Key)
-		out = sandbox.Acquired{Epoch: held.Epoch, Role: string(held.Role), Sandbox: held.Box.ID, Receipt: held.Receipt}
+		out = durable.Acquired{Epoch: held.Epoch, Role: string(held.Role), Sandbox: held.Box.ID, Receipt: held.Receipt}
 		return err
 	})
 	return out, err
@@ -52,7 +54,7 @@ func (s *Holders) Acquire(ctx context.Context, ref string, h sandbox.HolderRef) 
 
 // acquire acquires the sandbox of a session for a holder, and records the
 // result.
-func (s *Holders) acquire(ctx context.Context, row store.Session, h sandbox.HolderRef, subject string) (session.Held, error) {
+func (s *Holders) acquire(ctx context.Context, row store.Session, h durable.HolderRef, subject string) (session.Held, error) {
 	op := lease.Acquire{Kind: lease.Kind(cmp.Or(h.Kind, string(lease.Operator))), ID: h.ID, Subject: subject, Epoch: h.Epoch}
 	if h.Epoch != 0 {
 		l, err := s.leases.of(row.Tenant).Load(ctx, row.Group)
@@ -103,7 +105,7 @@ func (s *Holders) acquire(ctx context.Context, row store.Session, h sandbox.Hold
 
 // Heartbeat keeps a holder alive. If the holder or epoch is not current any
 // more, the error is CodeStale: the caller acquires again.
-func (s *Holders) Heartbeat(ctx context.Context, ref string, h sandbox.HolderRef) error {
+func (s *Holders) Heartbeat(ctx context.Context, ref string, h durable.HolderRef) error {
 	const op = ops.SessionHeartbeat
 	return s.onSession(ctx, op, ref, func(ctx context.Context, _ key.Principal, row store.Session) error {
 		kind := lease.Kind(cmp.Or(h.Kind, string(lease.Operator)))
@@ -125,7 +127,7 @@ func (s *Holders) Heartbeat(ctx context.Context, ref string, h sandbox.HolderRef
 }
 
 // Release removes a holder. A missing holder is success.
-func (s *Holders) Release(ctx context.Context, ref string, h sandbox.HolderRef) error {
+func (s *Holders) Release(ctx context.Context, ref string, h durable.HolderRef) error {
 	return s.onSession(ctx, ops.SessionRelease, ref, func(ctx context.Context, _ key.Principal, row store.Session) error {
 		op := lease.Release{Kind: lease.Kind(cmp.Or(h.Kind, string(lease.Operator))), ID: h.ID}
 		_, _, err := s.leases.of(row.Tenant).Apply(ctx, row.Group, op)
@@ -138,7 +140,7 @@ func (s *Holders) Release(ctx context.Context, ref string, h sandbox.HolderRef) 
 
 // Envelope returns an envelope, with which any daemon finds or rebuilds the
 // sandbox of a session.
-func (s *Holders) Envelope(ctx context.Context, ref string) (out sandbox.Envelope, err error) {
+func (s *Holders) Envelope(ctx context.Context, ref string) (out durable.Envelope, err error) {
 	err = s.onSession(ctx, ops.SessionEnvelope, ref, func(ctx context.Context, _ key.Principal, row store.Session) error {
 		l, err := s.leases.of(row.Tenant).Load(ctx, row.Group)
 		if err != nil {

@@ -8,12 +8,12 @@ import (
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/store"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // register records an archive in the ledger before a lease names it, so that an
 // archive that no lease names is deleted.
-func (s *archives) register(ctx context.Context, tenant, group string, a sandbox.Archive) error {
+func (s *archives) register(ctx context.Context, tenant, group string, a durable.Archive) error {
 	return s.Store.Update(ctx, func(tx *store.Tx) error { return tx.Sessions().RegisterArchive(ctx, tenant, group, a) })
 }
 
@@ -30,7 +30,7 @@ func publish(ctx context.Context, tx *store.Tx, tenant, group string, op lease.O
 	if data == nil {
 		return nil
 	}
-	e, err := sandbox.ParseEnvelope(data)
+	e, err := durable.ParseEnvelope(data)
 	if err != nil || e.Archive == nil {
 		return err
 	}
@@ -53,7 +53,7 @@ func (s *archives) tidy(ctx context.Context, tenant, group string) error {
 // forgets its lease. Before that transaction a session may join the group and
 // need them; after it none can be published. named is the archive of the lease,
 // which is not in the ledger if an earlier version made it; it may be nil.
-func retire(ctx context.Context, tx *store.Tx, tenant, group string, named *sandbox.Archive) error {
+func retire(ctx context.Context, tx *store.Tx, tenant, group string, named *durable.Archive) error {
 	if named != nil {
 		if err := tx.Sessions().RegisterArchive(ctx, tenant, group, *named); err != nil {
 			return err
@@ -70,11 +70,11 @@ func retire(ctx context.Context, tx *store.Tx, tenant, group string, named *sand
 
 // named returns the archive that a lease names, nil if it names none that this
 // daemon can read.
-func (s *archives) named(ctx context.Context, tenant string, l lease.Lease) *sandbox.Archive {
+func (s *archives) named(ctx context.Context, tenant string, l lease.Lease) *durable.Archive {
 	if l.Archive == nil {
 		return nil
 	}
-	e, err := sandbox.ParseEnvelope(l.Archive)
+	e, err := durable.ParseEnvelope(l.Archive)
 	if err != nil || e.Archive == nil || s.readable(ctx, tenant, *e.Archive) != nil {
 		return nil
 	}

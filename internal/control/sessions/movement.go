@@ -7,6 +7,7 @@ import (
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/session"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // quietTime is how long a move waits for requests in progress.
@@ -47,7 +48,7 @@ func (m mover) Quiet(ctx context.Context, l lease.Lease) error {
 }
 
 // SaveWorkspaces implements session.Mover.
-func (m mover) SaveWorkspaces(ctx context.Context, box session.Box) (kept []sandbox.WorkspaceRef, err error) {
+func (m mover) SaveWorkspaces(ctx context.Context, box session.Box) (kept []durable.WorkspaceRef, err error) {
 	m.sandboxes.Flush(ctx, box.ID)
 	for _, name := range m.saves() {
 		version, err := m.workspaces.PersistWorkspace(ctx, name, "session "+m.row.Name+" moves")
@@ -69,5 +70,5 @@ func (m mover) Carry(ctx context.Context, from, to session.Box) ([]string, error
 			return nil, err
 		}
 	}
-	return []string{sandbox.LostProcesses, sandbox.LostMemory, sandbox.LostFiles}, m.sandboxes.Reach(ctx, string(to.ID))
+	return []string{durable.LostProcesses, durable.LostMemory, durable.LostFiles}, m.sandboxes.Reach(ctx, string(to.ID))
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // records reads and writes sessions and their environments.
@@ -61,7 +62,7 @@ func known(ctx context.Context, tx *store.Tx, tenant, ref string) (store.Session
 }
 
 // described returns a session with its lease.
-func (s *records) described(ctx context.Context, tenant, ref string) (out sandbox.Session, err error) {
+func (s *records) described(ctx context.Context, tenant, ref string) (out durable.Session, err error) {
 	err = s.Store.View(ctx, func(tx *store.Tx) error {
 		row, err := tx.Sessions().Get(ctx, tenant, ref)
 		if err != nil {
@@ -78,14 +79,14 @@ func (s *records) described(ctx context.Context, tenant, ref string) (out sandbo
 // maxHistory is the maximum number of epochs shown for a session.
 const maxHistory = 20
 
-func describe(ctx context.Context, tx *store.Tx, row store.Session, grace time.Duration) (sandbox.Session, error) {
+func describe(ctx context.Context, tx *store.Tx, row store.Session, grace time.Duration) (durable.Session, error) {
 	l, err := tx.Sessions().Lease(ctx, row.Tenant, row.Group)
 	out := row.Session
-	out.Lease = &sandbox.LeaseInfo{
-		State: string(l.State), Epoch: l.Epoch, Provider: l.Provider, Sandbox: l.Sandbox, Holders: []sandbox.Holder{}, Expires: l.Expires,
+	out.Lease = &durable.LeaseInfo{
+		State: string(l.State), Epoch: l.Epoch, Provider: l.Provider, Sandbox: l.Sandbox, Holders: []durable.Holder{}, Expires: l.Expires,
 	}
 	for _, h := range l.Holders {
-		out.Lease.Holders = append(out.Lease.Holders, sandbox.Holder{Kind: string(h.Kind), ID: h.ID, Subject: h.Subject, Beat: h.Beat})
+		out.Lease.Holders = append(out.Lease.Holders, durable.Holder{Kind: string(h.Kind), ID: h.ID, Subject: h.Subject, Beat: h.Beat})
 	}
 	if l.State == lease.Draining && !l.Expires.IsZero() && !l.Rotating {
 		out.Lease.Idle = l.Expires.Add(-grace)

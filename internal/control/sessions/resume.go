@@ -9,11 +9,12 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Resume returns the session of an envelope: the existing session with that
 // sandbox, or a new one that finds or rebuilds it.
-func (s *Service) Resume(ctx context.Context, req sandbox.ResumeRequest) (out sandbox.Opened, err error) {
+func (s *Service) Resume(ctx context.Context, req durable.ResumeRequest) (out durable.Opened, err error) {
 	const op = ops.SessionResume
 	defer core.Name(op, &err)
 	who, err := guard.Principal(ctx)
@@ -49,12 +50,12 @@ func (s *Service) Resume(ctx context.Context, req sandbox.ResumeRequest) (out sa
 
 // fromEnvelope returns the record of a session that starts from an envelope.
 // It looks nothing up, because the caller may not be allowed to resume.
-func fromEnvelope(tenant string, req sandbox.ResumeRequest) (store.Session, error) {
+func fromEnvelope(tenant string, req durable.ResumeRequest) (store.Session, error) {
 	data, err := json.Marshal(req.Envelope)
 	if err != nil {
 		return store.Session{}, err
 	}
-	e, err := sandbox.ParseEnvelope(data)
+	e, err := durable.ParseEnvelope(data)
 	if err != nil {
 		return store.Session{}, err
 	}
@@ -68,7 +69,7 @@ func fromEnvelope(tenant string, req sandbox.ResumeRequest) (store.Session, erro
 			return store.Session{}, err
 		}
 	}
-	row, _, err := newSession(tenant, sandbox.NewSession{Name: req.Name, Spec: e.Spec})
+	row, _, err := newSession(tenant, durable.NewSession{Name: req.Name, Spec: e.Spec})
 	row.Prior = &e
 	return row, err
 }
@@ -76,7 +77,7 @@ func fromEnvelope(tenant string, req sandbox.ResumeRequest) (store.Session, erro
 // settle decides from what the session of an envelope starts, and on which
 // provider. Envelopes are untrusted: they can only name things that the caller
 // could request directly.
-func (s *Service) settle(ctx context.Context, req sandbox.ResumeRequest, row *store.Session) error {
+func (s *Service) settle(ctx context.Context, req durable.ResumeRequest, row *store.Session) error {
 	e, b := row.Prior, s.provision.boxes(row.Tenant, nil)
 	var err error
 	if e.Box != "" {
@@ -98,7 +99,7 @@ func (s *Service) settle(ctx context.Context, req sandbox.ResumeRequest, row *st
 // leads refuses an envelope that leads to nothing that the tenant has or had: an
 // unknown provider or workspace, or a sandbox that this installation never made
 // for it, with nothing saved. A sandbox of another tenant is such a one.
-func (b boxes) leads(ctx context.Context, e sandbox.Envelope) error {
+func (b boxes) leads(ctx context.Context, e durable.Envelope) error {
 	if _, err := b.providers.Binding(ctx, e.Backend); sandbox.CodeOf(err) == sandbox.CodeInvalid { // there is no such provider
 		return err
 	}

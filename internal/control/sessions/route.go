@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // linger is how long the daemon holds the sandbox of a session after the last
@@ -211,7 +212,7 @@ func (s *Holders) hold(ctx context.Context, row store.Session, at place, epoch i
 	id := s.present.holderID()
 	var out Routed
 	err := s.Do(ctx, ops.SessionAcquire, guard.Subject{Subject: row.Name}, func(ctx context.Context) error {
-		held, err := s.acquire(ctx, row, sandbox.HolderRef{Kind: string(lease.Operator), ID: id}, "")
+		held, err := s.acquire(ctx, row, durable.HolderRef{Kind: string(lease.Operator), ID: id}, "")
 		if err != nil {
 			return err
 		}

@@ -11,12 +11,13 @@ import (
 	"github.com/atoll-run/atoll/internal/session"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Save captures the sandbox of a session, which continues to run. Without a
 // sandbox, it returns the last archive. If the epoch is not the present one,
 // the error is CodeStale; see Route.
-func (s *Holders) Save(ctx context.Context, ref string, epoch int64, follow bool) (out sandbox.Saved, err error) {
+func (s *Holders) Save(ctx context.Context, ref string, epoch int64, follow bool) (out durable.Saved, err error) {
 	err = s.onSession(ctx, ops.SessionSave, ref, func(ctx context.Context, _ key.Principal, row store.Session) error {
 		l, err := s.leases.of(row.Tenant).Load(ctx, row.Group)
 		if err == nil && epoch == 0 && l.State == lease.Cold {
@@ -34,14 +35,14 @@ func (s *Holders) Save(ctx context.Context, ref string, epoch int64, follow bool
 		if l, err = s.leases.of(row.Tenant).Load(ctx, row.Group); err != nil {
 			return err
 		}
-		e, err := sandbox.ParseEnvelope(l.Box)
+		e, err := durable.ParseEnvelope(l.Box)
 		if err != nil {
 			return err
 		}
 		b := s.provision.boxes(row.Tenant, &row)
 		b.held = true
 		box := session.Box{ID: at.Sandbox, Provider: l.Provider, Binding: l.Binding}
-		var saved sandbox.Envelope
+		var saved durable.Envelope
 		if len(row.Spec.Workspaces) == 0 && s.providers.SnapshotPauses(ctx, l.Provider) {
 			at.Done()
 			saved, err = s.saveStill(ctx, row, box, at.Epoch, e)
@@ -51,22 +52,22 @@ func (s *Holders) Save(ctx context.Context, ref string, epoch int64, follow bool
 		if err != nil {
 			return err
 		}
-		out = sandbox.Saved{Workspaces: saved.Workspaces, Archive: saved.Archive}
+		out = durable.Saved{Workspaces: saved.Workspaces, Archive: saved.Archive}
 		return s.keep(ctx, row, b, at.Epoch, saved)
 	})
 	return out, err
 }
 
-func lastSaved(row store.Session, l lease.Lease) (sandbox.Saved, error) {
+func lastSaved(row store.Session, l lease.Lease) (durable.Saved, error) {
 	if l.Archive == nil {
-		return sandbox.Saved{}, &sandbox.Error{Code: sandbox.CodeConflict, Subject: row.Name, Message: "the session has no sandbox, and nothing was saved"}
+		return durable.Saved{}, &sandbox.Error{Code: sandbox.CodeConflict, Subject: row.Name, Message: "the session has no sandbox, and nothing was saved"}
 	}
-	e, err := sandbox.ParseEnvelope(l.Archive)
-	return sandbox.Saved{Workspaces: e.Workspaces, Archive: e.Archive}, err
+	e, err := durable.ParseEnvelope(l.Archive)
+	return durable.Saved{Workspaces: e.Workspaces, Archive: e.Archive}, err
 }
 
 // keep stores a capture, so that the session can be rebuilt from it.
-func (s *Holders) keep(ctx context.Context, row store.Session, b boxes, epoch int64, saved sandbox.Envelope) error {
+func (s *Holders) keep(ctx context.Context, row store.Session, b boxes, epoch int64, saved durable.Envelope) error {
 	saved.Box, saved.State = "", nil
 	sealed := saved.Sealed()
 	data, err := json.Marshal(sealed)
@@ -82,7 +83,7 @@ func (s *Holders) keep(ctx context.Context, row store.Session, b boxes, epoch in
 		s.Report(ctx, b.Discard(ctx, sealed))
 		return stale(row.Name, "the sandbox was replaced while it was being saved")
 	case effect.Prior != nil:
-		if prior, err := sandbox.ParseEnvelope(effect.Prior); err == nil {
+		if prior, err := durable.ParseEnvelope(effect.Prior); err == nil {
 			s.Report(ctx, b.Discard(ctx, prior))
 		}
 	}
@@ -91,14 +92,14 @@ func (s *Holders) keep(ctx context.Context, row store.Session, b boxes, epoch in
 
 // saveStill captures a sandbox that its provider pauses meanwhile. It waits for
 // requests in progress; new ones wait, so that none reaches the paused sandbox.
-func (s *Holders) saveStill(ctx context.Context, row store.Session, box session.Box, epoch int64, e sandbox.Envelope) (saved sandbox.Envelope, err error) {
+func (s *Holders) saveStill(ctx context.Context, row store.Session, box session.Box, epoch int64, e durable.Envelope) (saved durable.Envelope, err error) {
 	move, open, err := s.present.shut(ctx, place{row.Tenant, row.Group})
 	if err != nil {
 		return e, err
 	}
 	defer open()
 	self := s.present.holderID()
-	held, err := s.acquire(ctx, row, sandbox.HolderRef{Kind: string(lease.Operator), ID: self}, "")
+	held, err := s.acquire(ctx, row, durable.HolderRef{Kind: string(lease.Operator), ID: self}, "")
 	if err != nil {
 		return e, err
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // anySet matches the name of a set of tar archives of any installation.
@@ -27,7 +28,7 @@ var anySet = regexp.MustCompile(`^se-[0-9a-f]{24}(-plain)?$`)
 // same blob store. why is the error otherwise. Names and digests are not
 // secret, so only the owner of the machine can read archives of other
 // installations.
-func (s *archives) shared(ctx context.Context, a sandbox.Archive, why error) error {
+func (s *archives) shared(ctx context.Context, a durable.Archive, why error) error {
 	if guard.ForTenant(ctx) {
 		return why
 	}
@@ -54,7 +55,7 @@ const (
 
 // Send stores a tar archive of /workspace for a session that is resumed within
 // an hour from an envelope that names it.
-func (s *Service) Send(ctx context.Context, r io.Reader) (out sandbox.ArchiveFile, err error) {
+func (s *Service) Send(ctx context.Context, r io.Reader) (out durable.ArchiveFile, err error) {
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return out, err
@@ -66,7 +67,7 @@ func (s *Service) Send(ctx context.Context, r io.Reader) (out sandbox.ArchiveFil
 	return out, err
 }
 
-func (s *archives) keepSent(ctx context.Context, tenant string, r io.Reader) (out sandbox.ArchiveFile, err error) {
+func (s *archives) keepSent(ctx context.Context, tenant string, r io.Reader) (out durable.ArchiveFile, err error) {
 	set, err := s.ownSet(ctx, tenant)
 	if err != nil {
 		return out, err
@@ -122,7 +123,7 @@ func (s *archives) waiting(ctx context.Context, tenant string, set archive.Set) 
 
 // sent finds the tenant's upload of an envelope's file. Uploads of other
 // tenants are ignored, because knowing a digest does not prove having the file.
-func (s *archives) sent(ctx context.Context, tenant string, f sandbox.ArchiveFile) (*sandbox.Archive, error) {
+func (s *archives) sent(ctx context.Context, tenant string, f durable.ArchiveFile) (*durable.Archive, error) {
 	set, err := s.ownSet(ctx, tenant)
 	if err != nil {
 		return nil, err
@@ -133,7 +134,7 @@ func (s *archives) sent(ctx context.Context, tenant string, f sandbox.ArchiveFil
 	}
 	for _, k := range all {
 		if k.Note == sentNote+f.Hash {
-			return &sandbox.Archive{
+			return &durable.Archive{
 				Kind: tarKind, Ref: set.ID + "." + strconv.Itoa(k.Version), Size: f.Size, Hash: "sha256:" + k.Digest, Binding: string(s.own),
 			}, nil
 		}
@@ -144,8 +145,8 @@ func (s *archives) sent(ctx context.Context, tenant string, f sandbox.ArchiveFil
 // choose selects the archive that a session is rebuilt from: the one saved
 // here, else the file of its envelope. A file for an envelope with a sandbox
 // that cannot be reached from here means that the caller wants a new sandbox.
-func (s *Service) choose(ctx context.Context, tenant string, e *sandbox.Envelope, unreachable error) error {
-	var file *sandbox.Archive
+func (s *Service) choose(ctx context.Context, tenant string, e *durable.Envelope, unreachable error) error {
+	var file *durable.Archive
 	if e.Files != nil {
 		var err error
 		if file, err = s.archives.sent(ctx, tenant, *e.Files); err != nil {

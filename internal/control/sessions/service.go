@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Sandboxes is the part of the sandbox service that sessions need. A ref is an
@@ -77,14 +78,14 @@ type Providers interface {
 
 // Snapshots saves the files of sandboxes without a workspace.
 type Snapshots interface {
-	CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
+	CreateSnapshot(ctx context.Context, ref string, req durable.SnapshotRequest) (durable.Snapshot, error)
 	RemoveSnapshot(ctx context.Context, ref string) error
 }
 
 // Workspaces saves workspaces.
 type Workspaces interface {
-	PersistWorkspace(ctx context.Context, name, note string) (sandbox.WorkspaceVersion, error)
-	Workspace(ctx context.Context, name string) (sandbox.Workspace, error)
+	PersistWorkspace(ctx context.Context, name, note string) (durable.WorkspaceVersion, error)
+	Workspace(ctx context.Context, name string) (durable.Workspace, error)
 }
 
 // Environments stores the environments of sessions, which may be secret, by

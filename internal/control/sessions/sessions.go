@@ -18,6 +18,8 @@ import (
 	"github.com/atoll-run/atoll/internal/session"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // Service makes, describes, changes and removes sessions.
@@ -31,7 +33,7 @@ type Service struct {
 }
 
 // Create makes a session. It acquires the sandbox if the request has a holder.
-func (s *Service) Create(ctx context.Context, n sandbox.NewSession) (out sandbox.Opened, err error) {
+func (s *Service) Create(ctx context.Context, n durable.NewSession) (out durable.Opened, err error) {
 	const op = ops.SessionCreate
 	defer core.Name(op, &err)
 	who, err := guard.Principal(ctx)
@@ -44,7 +46,7 @@ func (s *Service) Create(ctx context.Context, n sandbox.NewSession) (out sandbox
 	}
 	var stored store.Session
 	err = s.Do(ctx, op, guard.Subject{Subject: row.Name}, func(ctx context.Context) error {
-		stored, out.Created, err = s.add(ctx, row, env, n.IfExists == sandbox.IfExistsAttach)
+		stored, out.Created, err = s.add(ctx, row, env, n.IfExists == durable.IfExistsAttach)
 		return err
 	})
 	if err != nil {
@@ -54,7 +56,7 @@ func (s *Service) Create(ctx context.Context, n sandbox.NewSession) (out sandbox
 }
 
 // newSession returns the record of a session, and its environment.
-func newSession(tenant string, n sandbox.NewSession) (row store.Session, env map[string]string, err error) {
+func newSession(tenant string, n durable.NewSession) (row store.Session, env map[string]string, err error) {
 	id := newID("se-")
 	spec := n.Spec
 	spec.ID, spec.Name = "", ""
@@ -64,7 +66,7 @@ func newSession(tenant string, n sandbox.NewSession) (row store.Session, env map
 	}
 	maps.Copy(labels, n.Labels)
 	spec.Labels = nil
-	row = store.Session{Tenant: tenant, Session: sandbox.Session{
+	row = store.Session{Tenant: tenant, Session: durable.Session{
 		ID: id, Name: cmp.Or(n.Name, id), Group: cmp.Or(n.Group, id), Provider: spec.Provider, Spec: spec, Labels: labels, PauseOnExit: n.PauseOnExit, Record: n.Record,
 	}}
 	return row, spec.Env, check(&row)
@@ -93,7 +95,7 @@ func check(row *store.Session) error {
 		}
 	}
 	switch row.Record {
-	case "", sandbox.RecordManual, sandbox.RecordOnTurn:
+	case "", viewing.RecordManual, viewing.RecordOnTurn:
 	default:
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "record", Message: fmt.Sprintf("%.80q is not manual or on-turn", row.Record)}
 	}
@@ -154,7 +156,7 @@ func (s *Service) addOnce(ctx context.Context, row store.Session, env map[string
 
 // opened acquires the sandbox of a session, if that was requested, and
 // describes both.
-func (s *Service) opened(ctx context.Context, row store.Session, out sandbox.Opened, holder *sandbox.HolderRef) (sandbox.Opened, error) {
+func (s *Service) opened(ctx context.Context, row store.Session, out durable.Opened, holder *durable.HolderRef) (durable.Opened, error) {
 	if holder != nil {
 		got, err := s.holders.Acquire(ctx, row.ID, *holder)
 		if err != nil && out.Created { // the request failed as a whole
@@ -171,23 +173,23 @@ func (s *Service) opened(ctx context.Context, row store.Session, out sandbox.Ope
 }
 
 // Get returns a session by its name or id.
-func (s *Service) Get(ctx context.Context, ref string) (_ sandbox.Session, err error) {
+func (s *Service) Get(ctx context.Context, ref string) (_ durable.Session, err error) {
 	const op = ops.SessionGet
 	defer core.Name(op, &err)
 	who, err := s.Look(ctx, op, ref)
 	if err != nil {
-		return sandbox.Session{}, err
+		return durable.Session{}, err
 	}
 	if err := sandbox.ValidateName(ref); err != nil {
-		return sandbox.Session{}, err
+		return durable.Session{}, err
 	}
 	out, err := s.described(ctx, who.Tenant, ref)
 	return out, err
 }
 
 // List returns the sessions of the tenant that have all of the labels, by name.
-func (s *Service) List(ctx context.Context, labels map[string]string) ([]sandbox.Session, error) {
-	return core.Read(ctx, s.Core, ops.SessionList, "", func(tx *store.Tx, tenant string) (out []sandbox.Session, err error) {
+func (s *Service) List(ctx context.Context, labels map[string]string) ([]durable.Session, error) {
+	return core.Read(ctx, s.Core, ops.SessionList, "", func(tx *store.Tx, tenant string) (out []durable.Session, err error) {
 		rows, err := tx.Sessions().List(ctx, tenant)
 		if err != nil {
 			return nil, err
@@ -216,7 +218,7 @@ func matches(labels, wanted map[string]string) bool {
 }
 
 // Update changes the labels, the idle policy and the recordings of a session.
-func (s *Service) Update(ctx context.Context, ref string, c sandbox.SessionChange) (out sandbox.Session, err error) {
+func (s *Service) Update(ctx context.Context, ref string, c durable.SessionChange) (out durable.Session, err error) {
 	err = s.onSession(ctx, ops.SessionUpdate, ref, func(ctx context.Context, _ key.Principal, row store.Session) error {
 		_, err := s.change(ctx, row, func(row *store.Session) error {
 			for k, v := range c.Labels {
@@ -313,7 +315,7 @@ func (s *Service) clear(ctx context.Context, tenant string, l lease.Lease) error
 // forget removes the records of a session, unless its lease has changed since
 // it was read. With the last session of a group its archives go, too; see
 // retire.
-func (s *Service) forget(ctx context.Context, row store.Session, seen lease.Lease, last bool, named *sandbox.Archive) (done bool, err error) {
+func (s *Service) forget(ctx context.Context, row store.Session, seen lease.Lease, last bool, named *durable.Archive) (done bool, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	err = s.Store.Update(ctx, func(tx *store.Tx) error {

@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
@@ -41,22 +42,22 @@ func TestCreateRefuses(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		verbs key.Verb
-		n     sandbox.NewSession
+		n     durable.NewSession
 		code  sandbox.Code
 		words string
 	}{
-		{name: "a good one", verbs: key.Write, n: sandbox.NewSession{Name: "one", Spec: sandbox.Spec{Env: map[string]string{"A": "1"}}}},
-		{name: "without the right", verbs: key.Read, n: sandbox.NewSession{Name: "one", Spec: sandbox.Spec{Env: map[string]string{"A": "1"}}}, code: sandbox.CodeDenied},
-		{name: "an invalid name", verbs: key.Write, n: sandbox.NewSession{Name: "../one"}, code: sandbox.CodeInvalid},
-		{name: "an invalid group", verbs: key.Write, n: sandbox.NewSession{Name: "one", Group: "a b"}, code: sandbox.CodeInvalid},
-		{name: "published ports", verbs: key.Write, n: sandbox.NewSession{Name: "one", Spec: sandbox.Spec{Ports: []sandbox.PublishedPort{{Port: 80}}}}, code: sandbox.CodeUnsupported, words: "published ports"},
+		{name: "a good one", verbs: key.Write, n: durable.NewSession{Name: "one", Spec: sandbox.Spec{Env: map[string]string{"A": "1"}}}},
+		{name: "without the right", verbs: key.Read, n: durable.NewSession{Name: "one", Spec: sandbox.Spec{Env: map[string]string{"A": "1"}}}, code: sandbox.CodeDenied},
+		{name: "an invalid name", verbs: key.Write, n: durable.NewSession{Name: "../one"}, code: sandbox.CodeInvalid},
+		{name: "an invalid group", verbs: key.Write, n: durable.NewSession{Name: "one", Group: "a b"}, code: sandbox.CodeInvalid},
+		{name: "published ports", verbs: key.Write, n: durable.NewSession{Name: "one", Spec: sandbox.Spec{Ports: []sandbox.PublishedPort{{Port: 80}}}}, code: sandbox.CodeUnsupported, words: "published ports"},
 		{
 			name: "the password of a proxy", verbs: key.Write, code: sandbox.CodeInvalid, words: "password",
-			n: sandbox.NewSession{Name: "one", Spec: sandbox.Spec{Network: sandbox.Network{Inline: &sandbox.Profile{Proxy: &sandbox.UpstreamProxy{Address: "proxy.example.com:1080", Username: "u", Password: "x"}}}}},
+			n: durable.NewSession{Name: "one", Spec: sandbox.Spec{Network: sandbox.Network{Inline: &sandbox.Profile{Proxy: &sandbox.UpstreamProxy{Address: "proxy.example.com:1080", Username: "u", Password: "x"}}}}},
 		},
-		{name: "a kind of recording", verbs: key.Write, n: sandbox.NewSession{Name: "one", Record: "always"}, code: sandbox.CodeInvalid, words: "manual or on-turn"},
-		{name: "a label of Atoll", verbs: key.Write, n: sandbox.NewSession{Name: "one", Labels: map[string]string{"atoll.x": "1"}}, code: sandbox.CodeInvalid, words: "keeps for itself"},
-		{name: "a label of Atoll, in its Spec", verbs: key.Write, n: sandbox.NewSession{Name: "one", Spec: sandbox.Spec{Labels: map[string]string{"atoll.x": "1"}}}, code: sandbox.CodeInvalid, words: "keeps for itself"},
+		{name: "a kind of recording", verbs: key.Write, n: durable.NewSession{Name: "one", Record: "always"}, code: sandbox.CodeInvalid, words: "manual or on-turn"},
+		{name: "a label of Atoll", verbs: key.Write, n: durable.NewSession{Name: "one", Labels: map[string]string{"atoll.x": "1"}}, code: sandbox.CodeInvalid, words: "keeps for itself"},
+		{name: "a label of Atoll, in its Spec", verbs: key.Write, n: durable.NewSession{Name: "one", Spec: sandbox.Spec{Labels: map[string]string{"atoll.x": "1"}}}, code: sandbox.CodeInvalid, words: "keeps for itself"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s, kept := open(t)
@@ -77,7 +78,7 @@ func TestCreateRefuses(t *testing.T) {
 // Sessions of a group have one sandbox, so they agree about it: a new one gets what
 // it leaves out, and is refused if it asks for something else.
 func TestGroups(t *testing.T) {
-	first := sandbox.NewSession{Name: "one", Group: "g", Spec: sandbox.Spec{Image: "debian:12", User: "app", Env: map[string]string{"A": "1", "B": "2"}}}
+	first := durable.NewSession{Name: "one", Group: "g", Spec: sandbox.Spec{Image: "debian:12", User: "app", Env: map[string]string{"A": "1", "B": "2"}}}
 	for _, tt := range []struct {
 		name  string
 		spec  sandbox.Spec
@@ -99,7 +100,7 @@ func TestGroups(t *testing.T) {
 			ctx := coretest.As(t, coretest.Acme, key.Write)
 			_, err := s.Create(ctx, first)
 			coretest.OK(t, err)
-			got, err := s.Create(ctx, sandbox.NewSession{Name: "two", Group: tt.group, Spec: tt.spec})
+			got, err := s.Create(ctx, durable.NewSession{Name: "two", Group: tt.group, Spec: tt.spec})
 			coretest.WantCode(t, err, tt.code)
 			if tt.words != "" && (!strings.Contains(err.Error(), tt.words) || strings.Contains(err.Error(), "9")) {
 				t.Errorf("the error is %v, want one that names the %s without a value", err, tt.words)
@@ -119,21 +120,21 @@ func TestGroups(t *testing.T) {
 func TestNames(t *testing.T) {
 	s, kept := open(t)
 	ctx, rival := coretest.As(t, coretest.Acme, key.Write, key.Read), coretest.As(t, coretest.Rival, key.Write, key.Read)
-	one, err := s.Create(ctx, sandbox.NewSession{Name: "one"})
+	one, err := s.Create(ctx, durable.NewSession{Name: "one"})
 	coretest.OK(t, err)
-	_, err = s.Create(ctx, sandbox.NewSession{Name: "one", Spec: sandbox.Spec{Env: map[string]string{"TOKEN": "x"}}})
+	_, err = s.Create(ctx, durable.NewSession{Name: "one", Spec: sandbox.Spec{Env: map[string]string{"TOKEN": "x"}}})
 	coretest.WantCode(t, err, sandbox.CodeAlreadyExists)
 	if len(kept) != 0 {
 		t.Errorf("the environments %v are kept, want none of a session that was refused", kept)
 	}
-	again, err := s.Create(ctx, sandbox.NewSession{Name: "one", IfExists: sandbox.IfExistsAttach})
+	again, err := s.Create(ctx, durable.NewSession{Name: "one", IfExists: durable.IfExistsAttach})
 	coretest.OK(t, err)
 	if !one.Created || again.Created || again.Session.ID != one.Session.ID {
 		t.Errorf("the first is %s (created: %v) and the second %s (created: %v), want the same one, created once", one.Session.ID, one.Created, again.Session.ID, again.Created)
 	}
 	_, err = s.Get(rival, one.Session.ID)
 	coretest.WantCode(t, err, sandbox.CodeNotFound)
-	theirs, err := s.Create(rival, sandbox.NewSession{Name: "one", IfExists: sandbox.IfExistsAttach})
+	theirs, err := s.Create(rival, durable.NewSession{Name: "one", IfExists: durable.IfExistsAttach})
 	coretest.OK(t, err)
 	if !theirs.Created || theirs.Session.ID == one.Session.ID {
 		t.Errorf("another tenant got %s (created: %v), want one of its own", theirs.Session.ID, theirs.Created)
@@ -145,16 +146,16 @@ func TestList(t *testing.T) {
 	s, _ := open(t)
 	ctx := coretest.As(t, coretest.Acme, key.Write, key.Read)
 	for name, labels := range map[string]map[string]string{"a": {"team": "x", "kind": "ci"}, "b": {"team": "x"}, "c": nil} {
-		_, err := s.Create(ctx, sandbox.NewSession{Name: name, Labels: labels})
+		_, err := s.Create(ctx, durable.NewSession{Name: name, Labels: labels})
 		coretest.OK(t, err)
 	}
-	_, err := s.Create(coretest.As(t, coretest.Rival, key.Write), sandbox.NewSession{Name: "d", Labels: map[string]string{"team": "x"}})
+	_, err := s.Create(coretest.As(t, coretest.Rival, key.Write), durable.NewSession{Name: "d", Labels: map[string]string{"team": "x"}})
 	coretest.OK(t, err)
-	_, err = s.Update(ctx, "c", sandbox.SessionChange{Labels: map[string]*string{"team": new("x")}})
+	_, err = s.Update(ctx, "c", durable.SessionChange{Labels: map[string]*string{"team": new("x")}})
 	coretest.OK(t, err)
-	_, err = s.Update(ctx, "b", sandbox.SessionChange{Labels: map[string]*string{"team": nil}})
+	_, err = s.Update(ctx, "b", durable.SessionChange{Labels: map[string]*string{"team": nil}})
 	coretest.OK(t, err)
-	_, err = s.Update(ctx, "b", sandbox.SessionChange{Labels: map[string]*string{"atoll.x": new("1")}})
+	_, err = s.Update(ctx, "b", durable.SessionChange{Labels: map[string]*string{"atoll.x": new("1")}})
 	coretest.WantCode(t, err, sandbox.CodeInvalid)
 	for _, tt := range []struct {
 		labels map[string]string

@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/session"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Movers move sessions between providers.
@@ -31,7 +32,7 @@ type Movers struct {
 
 // Targets returns the providers that could serve a session, best first, and
 // those that cannot, with reasons.
-func (s *Movers) Targets(ctx context.Context, ref string) (out []sandbox.SessionTarget, err error) {
+func (s *Movers) Targets(ctx context.Context, ref string) (out []durable.SessionTarget, err error) {
 	err = s.onSession(ctx, ops.SessionTargets, ref, func(ctx context.Context, who key.Principal, row store.Session) error {
 		out, _, err = s.targets(ctx, who, row)
 		return err
@@ -40,7 +41,7 @@ func (s *Movers) Targets(ctx context.Context, ref string) (out []sandbox.Session
 }
 
 // targets returns the targets of a session, and the name of the default provider.
-func (s *Movers) targets(ctx context.Context, who key.Principal, row store.Session) (out []sandbox.SessionTarget, standard string, err error) {
+func (s *Movers) targets(ctx context.Context, who key.Principal, row store.Session) (out []durable.SessionTarget, standard string, err error) {
 	all, err := s.providers.Providers(ctx)
 	if err != nil {
 		return nil, "", err
@@ -64,7 +65,7 @@ func (s *Movers) targets(ctx context.Context, who key.Principal, row store.Sessi
 		}
 	}
 	for _, c := range catalog.ChooseFrom(needs, all).Candidates {
-		t := sandbox.SessionTarget{Provider: c.Provider, Current: c.Provider == l.Provider, Fits: c.Fits, Reasons: c.Reasons}
+		t := durable.SessionTarget{Provider: c.Provider, Current: c.Provider == l.Provider, Fits: c.Fits, Reasons: c.Reasons}
 		var image error
 		if t.Fits {
 			image = s.providers.CheckImage(ctx, t.Provider, row.Spec.Image)
@@ -129,7 +130,7 @@ func (s *Movers) target(ctx context.Context, who key.Principal, row store.Sessio
 
 // Swap moves a session to another provider, with its workspaces or the files
 // below /workspace. After an error, the session stays where it was.
-func (s *Movers) Swap(ctx context.Context, ref string, req sandbox.SwapRequest) (out sandbox.Swapped, err error) {
+func (s *Movers) Swap(ctx context.Context, ref string, req durable.SwapRequest) (out durable.Swapped, err error) {
 	err = s.onSession(ctx, ops.SessionSwap, ref, func(ctx context.Context, who key.Principal, row store.Session) error {
 		provider, reason, err := s.target(ctx, who, row, req.Target)
 		if err != nil || reason != "" {
@@ -141,7 +142,7 @@ func (s *Movers) Swap(ctx context.Context, ref string, req sandbox.SwapRequest) 
 			receipt, err = s.swap(ctx, row, provider)
 		}
 		if err == nil {
-			out = sandbox.Swapped{Swapped: true, Receipt: &receipt}
+			out = durable.Swapped{Swapped: true, Receipt: &receipt}
 		}
 		return err
 	})
@@ -149,17 +150,17 @@ func (s *Movers) Swap(ctx context.Context, ref string, req sandbox.SwapRequest) 
 }
 
 // swap moves a session once.
-func (s *Movers) swap(ctx context.Context, row store.Session, provider string) (sandbox.Receipt, error) {
+func (s *Movers) swap(ctx context.Context, row store.Session, provider string) (durable.Receipt, error) {
 	at := place{row.Tenant, row.Group}
 	move, open, err := s.holders.present.shut(ctx, at)
 	if err != nil {
-		return sandbox.Receipt{}, err
+		return durable.Receipt{}, err
 	}
 	defer open()
 	self := s.holders.present.holderID()
-	held, err := s.holders.acquire(ctx, row, sandbox.HolderRef{Kind: string(lease.Operator), ID: self}, "")
+	held, err := s.holders.acquire(ctx, row, durable.HolderRef{Kind: string(lease.Operator), ID: self}, "")
 	if err != nil {
-		return sandbox.Receipt{}, err
+		return durable.Receipt{}, err
 	}
 	defer s.holders.letGo(ctx, row, self)
 	if held.Box.Provider == provider { // already there
@@ -167,7 +168,7 @@ func (s *Movers) swap(ctx context.Context, row store.Session, provider string) (
 	}
 	env, err := s.environment(&row)
 	if err != nil {
-		return sandbox.Receipt{}, err
+		return durable.Receipt{}, err
 	}
 	spec := row.Spec
 	spec.Env = env
@@ -179,13 +180,13 @@ func (s *Movers) swap(ctx context.Context, row store.Session, provider string) (
 		err = nil
 	}
 	if err != nil {
-		return sandbox.Receipt{}, err
+		return durable.Receipt{}, err
 	}
 	return now.Receipt, s.moved(context.WithoutCancel(ctx), row, &now.Receipt)
 }
 
 // moved records where the sessions of a group are now.
-func (s *Movers) moved(ctx context.Context, row store.Session, r *sandbox.Receipt) error {
+func (s *Movers) moved(ctx context.Context, row store.Session, r *durable.Receipt) error {
 	r.Time = s.Store.Now()
 	s.leases.fact(ctx, row.Tenant, row.Name, r.Sandbox, eventlog.RouteSwapped, r.Epoch, ops.SessionSwap)
 	all, err := store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Session, error) { return tx.Sessions().InGroup(ctx, row.Tenant, row.Group) })

@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Reaper ends sandboxes without holders, finishes removals, and removes unused archives.
@@ -155,7 +156,7 @@ func (s *Reaper) finish(ctx context.Context, rows []store.Session) (removed bool
 
 // Usage returns how long the tenant's sandboxes ran, and for how long sessions
 // had one, in full hours and by "label:KEY", "group" or "provider".
-func (s *Service) Usage(ctx context.Context, by string, from, to time.Time) (_ []sandbox.SessionUsage, err error) {
+func (s *Service) Usage(ctx context.Context, by string, from, to time.Time) (_ []durable.SessionUsage, err error) {
 	const op = ops.UsageGet
 	defer core.Name(op, &err)
 	who, err := s.Look(ctx, op, by)
@@ -187,9 +188,9 @@ func (s *Service) Usage(ctx context.Context, by string, from, to time.Time) (_ [
 	if err != nil {
 		return nil, err
 	}
-	out := make([]sandbox.SessionUsage, 0, len(sums))
+	out := make([]durable.SessionUsage, 0, len(sums))
 	for _, v := range slices.Sorted(maps.Keys(sums)) {
-		out = append(out, sandbox.SessionUsage{Value: v, Warm: sums[v]})
+		out = append(out, durable.SessionUsage{Value: v, Warm: sums[v]})
 	}
 	return out, nil
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // DefaultCache is the default limit in bytes for copies of saved snapshots on
@@ -228,7 +229,7 @@ func (svc *Service) blame(ctx context.Context, s *store.Snapshot, why error) {
 		problem += ", " + known.Message
 	}
 	if code == sandbox.CodeUnsupported {
-		problem = sandbox.ProblemKept
+		problem = durable.ProblemKept
 	}
 	if s.Problem == problem {
 		return

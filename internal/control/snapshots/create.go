@@ -8,18 +8,19 @@ import (
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // CreateSnapshot takes a named snapshot of a sandbox. A running sandbox
 // continues to run; for a sandbox on disk, its saved state is copied. The
 // snapshot can be used on this node immediately, and on others when it has been
 // saved to the blob store.
-func (svc *Service) CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error) {
+func (svc *Service) CreateSnapshot(ctx context.Context, ref string, req durable.SnapshotRequest) (durable.Snapshot, error) {
 	s, err := svc.createAndSave(ctx, ref, req)
 	return s.Snapshot, core.Named(opCreate, err)
 }
 
-func (svc *Service) createAndSave(ctx context.Context, ref string, req sandbox.SnapshotRequest) (store.Snapshot, error) {
+func (svc *Service) createAndSave(ctx context.Context, ref string, req durable.SnapshotRequest) (store.Snapshot, error) {
 	if req.Save && svc.cfg.Archive == nil {
 		return store.Snapshot{}, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this daemon has no blob store"}
 	}
@@ -34,7 +35,7 @@ func (svc *Service) createAndSave(ctx context.Context, ref string, req sandbox.S
 	return svc.Find(ctx, s.Tenant, s.ID)
 }
 
-func (svc *Service) createLocked(ctx context.Context, ref string, req sandbox.SnapshotRequest) (store.Snapshot, error) {
+func (svc *Service) createLocked(ctx context.Context, ref string, req durable.SnapshotRequest) (store.Snapshot, error) {
 	l, err := svc.cfg.Sandboxes.LockForSnapshot(ctx, ref)
 	if err != nil {
 		return store.Snapshot{}, err
@@ -43,12 +44,12 @@ func (svc *Service) createLocked(ctx context.Context, ref string, req sandbox.Sn
 	return svc.create(ctx, l, req)
 }
 
-func (svc *Service) create(ctx context.Context, l *Locked, req sandbox.SnapshotRequest) (store.Snapshot, error) {
+func (svc *Service) create(ctx context.Context, l *Locked, req durable.SnapshotRequest) (store.Snapshot, error) {
 	if l.Sandbox.Spec.ID == "" {
 		return store.Snapshot{}, CannotKeep(&l.Sandbox)
 	}
 	id := NewID()
-	s := Describe(&l.Sandbox, store.Snapshot{Snapshot: sandbox.Snapshot{ID: id, Name: cmp.Or(req.Name, id), Memory: req.Memory, Labels: req.Labels}})
+	s := Describe(&l.Sandbox, store.Snapshot{Snapshot: durable.Snapshot{ID: id, Name: cmp.Or(req.Name, id), Memory: req.Memory, Labels: req.Labels}})
 	defer svc.writing.Begin(id)()
 	return svc.write(ctx, l.Sandbox.Tenant, s, l.Action, func() (driver.Snapshot, error) {
 		snap, err := svc.take(ctx, l, id, req.Memory)

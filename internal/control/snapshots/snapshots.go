@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 const (
@@ -22,10 +23,10 @@ const (
 )
 
 // GetSnapshot returns a snapshot of the caller's tenant, by name or id.
-func (svc *Service) GetSnapshot(ctx context.Context, ref string) (sandbox.Snapshot, error) {
+func (svc *Service) GetSnapshot(ctx context.Context, ref string) (durable.Snapshot, error) {
 	who, err := svc.Look(ctx, opGet, ref)
 	if err != nil {
-		return sandbox.Snapshot{}, err
+		return durable.Snapshot{}, err
 	}
 	s, err := svc.Find(ctx, who.Tenant, ref)
 	return s.Snapshot, core.Named(opGet, err)
@@ -33,7 +34,7 @@ func (svc *Service) GetSnapshot(ctx context.Context, ref string) (sandbox.Snapsh
 
 // ListSnapshots returns a page of the snapshots of the caller's tenant, newest
 // first. The states of the query are ignored.
-func (svc *Service) ListSnapshots(ctx context.Context, q sandbox.ListQuery) (all []sandbox.Snapshot, next string, err error) {
+func (svc *Service) ListSnapshots(ctx context.Context, q sandbox.ListQuery) (all []durable.Snapshot, next string, err error) {
 	who, err := svc.Look(ctx, opList, "")
 	if err != nil {
 		return nil, "", err
@@ -43,7 +44,7 @@ func (svc *Service) ListSnapshots(ctx context.Context, q sandbox.ListQuery) (all
 		page, next, err = tx.Snapshots().List(ctx, who.Tenant, q.Labels, store.Page{Cursor: q.Cursor, Limit: q.Limit})
 		return err
 	})
-	all = make([]sandbox.Snapshot, len(page))
+	all = make([]durable.Snapshot, len(page))
 	for i, s := range page {
 		all[i] = s.Snapshot
 	}
@@ -127,13 +128,13 @@ const nodesAtOnce = 16
 
 // PruneSnapshots removes the tenant's snapshots with all of the labels, except
 // those from which existing sandboxes were created, and returns them.
-func (svc *Service) PruneSnapshots(ctx context.Context, labels map[string]string) (removed []sandbox.Snapshot, err error) {
+func (svc *Service) PruneSnapshots(ctx context.Context, labels map[string]string) (removed []durable.Snapshot, err error) {
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return nil, err
 	}
 	err = svc.Do(ctx, opRemove, guard.Subject{Subject: "*"}, func(ctx context.Context) error {
-		removed = []sandbox.Snapshot{}
+		removed = []durable.Snapshot{}
 		var used map[string]bool
 		all, err := store.Read(ctx, svc.Store, func(tx *store.Tx) (all []store.Snapshot, err error) {
 			if used, err = tx.Templates().Snapshots(ctx, who.Tenant); err != nil {
@@ -146,7 +147,7 @@ func (svc *Service) PruneSnapshots(ctx context.Context, labels map[string]string
 			return err
 		}
 		for _, s := range all {
-			if s.Children > 0 || !s.Ready || used[s.ID] || s.Labels[sandbox.ArchiveLabel] != "" {
+			if s.Children > 0 || !s.Ready || used[s.ID] || s.Labels[durable.ArchiveLabel] != "" {
 				continue
 			}
 			if err := svc.Remove(ctx, &s); err != nil {

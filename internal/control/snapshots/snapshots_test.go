@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
@@ -34,7 +35,7 @@ func ids(t *testing.T, r *sandboxtest.Rig) (all []string) {
 }
 
 func named(id, name string) store.Snapshot {
-	return store.Snapshot{Snapshot: sandbox.Snapshot{ID: id, Name: name}}
+	return store.Snapshot{Snapshot: durable.Snapshot{ID: id, Name: name}}
 }
 
 // A snapshot of a running sandbox is taken by its provider, and one of a sandbox on
@@ -45,20 +46,20 @@ func TestCreate(t *testing.T) {
 		state  sandbox.State
 		kept   bool // the sandbox is on disk, with memory
 		adopt  bool // it was created without a daemon
-		req    sandbox.SnapshotRequest
+		req    durable.SnapshotRequest
 		fails  map[string]error
 		code   sandbox.Code
 		memory bool
 		did    string
 	}{
-		{name: "running, with memory", req: sandbox.SnapshotRequest{Name: "one", Memory: true}, memory: true, did: "save sb-1 memory=true stop=false"},
-		{name: "running, without", req: sandbox.SnapshotRequest{Name: "one"}, did: "save sb-1 memory=false stop=false"},
-		{name: "on disk, with memory", state: sandbox.Paused, kept: true, req: sandbox.SnapshotRequest{Name: "one", Memory: true}, memory: true, did: "copy sn-1"},
-		{name: "on disk with memory, without", state: sandbox.Paused, kept: true, req: sandbox.SnapshotRequest{Name: "one"}, code: sandbox.CodeConflict},
-		{name: "that the provider cannot take", req: sandbox.SnapshotRequest{Name: "one"}, fails: map[string]error{"save sb-1 memory=false stop=false": errAway}, code: sandbox.CodeUnavailable},
-		{name: "of a sandbox that is not known well enough", adopt: true, req: sandbox.SnapshotRequest{Name: "one"}, code: sandbox.CodeUnsupported},
-		{name: "to be saved, without a blob store", req: sandbox.SnapshotRequest{Name: "one", Save: true}, code: sandbox.CodeUnsupported},
-		{name: "with a name that is taken", req: sandbox.SnapshotRequest{Name: "old"}, code: sandbox.CodeAlreadyExists},
+		{name: "running, with memory", req: durable.SnapshotRequest{Name: "one", Memory: true}, memory: true, did: "save sb-1 memory=true stop=false"},
+		{name: "running, without", req: durable.SnapshotRequest{Name: "one"}, did: "save sb-1 memory=false stop=false"},
+		{name: "on disk, with memory", state: sandbox.Paused, kept: true, req: durable.SnapshotRequest{Name: "one", Memory: true}, memory: true, did: "copy sn-1"},
+		{name: "on disk with memory, without", state: sandbox.Paused, kept: true, req: durable.SnapshotRequest{Name: "one"}, code: sandbox.CodeConflict},
+		{name: "that the provider cannot take", req: durable.SnapshotRequest{Name: "one"}, fails: map[string]error{"save sb-1 memory=false stop=false": errAway}, code: sandbox.CodeUnavailable},
+		{name: "of a sandbox that is not known well enough", adopt: true, req: durable.SnapshotRequest{Name: "one"}, code: sandbox.CodeUnsupported},
+		{name: "to be saved, without a blob store", req: durable.SnapshotRequest{Name: "one", Save: true}, code: sandbox.CodeUnsupported},
+		{name: "with a name that is taken", req: durable.SnapshotRequest{Name: "old"}, code: sandbox.CodeAlreadyExists},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := &coretest.Provider{Found: []driver.Found{{ID: "sb-1", State: sandbox.Running}}, Fails: tt.fails}
@@ -70,7 +71,7 @@ func TestCreate(t *testing.T) {
 			r.Save(t, coretest.Acme, named("sn-0", "old"), true)
 			if tt.kept {
 				b.Rest = store.Rest{Pause: sandbox.PauseDisk, Kept: "sn-1"}
-				r.Save(t, coretest.Acme, store.Snapshot{Snapshot: sandbox.Snapshot{ID: "sn-1", Memory: true, Parent: "sb-1"}, Owner: "sb-1"}, true)
+				r.Save(t, coretest.Acme, store.Snapshot{Snapshot: durable.Snapshot{ID: "sn-1", Memory: true, Parent: "sb-1"}, Owner: "sb-1"}, true)
 				before = append(before, "sn-1")
 			}
 			if tt.adopt {
@@ -135,9 +136,9 @@ func TestKept(t *testing.T) {
 		code sandbox.Code
 		lost bool
 	}{
-		{name: "with a reference", s: store.Snapshot{Snapshot: sandbox.Snapshot{Memory: true}}},
-		{name: "of another provider", s: store.Snapshot{Snapshot: sandbox.Snapshot{Provider: "e2b"}}, code: sandbox.CodeInvalid},
-		{name: "of another account", s: store.Snapshot{Snapshot: sandbox.Snapshot{Provider: sandboxtest.Provider}, Binding: "account-2"}, code: sandbox.CodeUnavailable, lost: true},
+		{name: "with a reference", s: store.Snapshot{Snapshot: durable.Snapshot{Memory: true}}},
+		{name: "of another provider", s: store.Snapshot{Snapshot: durable.Snapshot{Provider: "e2b"}}, code: sandbox.CodeInvalid},
+		{name: "of another account", s: store.Snapshot{Snapshot: durable.Snapshot{Provider: sandboxtest.Provider}, Binding: "account-2"}, code: sandbox.CodeUnavailable, lost: true},
 		{name: "of another node, fetched", s: store.Snapshot{Node: "there"}, kept: true},
 		{name: "of another node, not fetched", s: store.Snapshot{Node: "there"}, code: sandbox.CodeNotFound, lost: true},
 	} {
@@ -184,7 +185,7 @@ func TestSweep(t *testing.T) {
 			r := sandboxtest.Open(t, p)
 			r.Save(t, coretest.Acme, named("sn-1", "done"), true)
 			r.Save(t, coretest.Acme, named("sn-2", "unfinished"), false)
-			r.Save(t, coretest.Acme, store.Snapshot{Snapshot: sandbox.Snapshot{ID: "sn-3"}, Owner: "sb-1"}, false) // the sandbox decides about it
+			r.Save(t, coretest.Acme, store.Snapshot{Snapshot: durable.Snapshot{ID: "sn-3"}, Owner: "sb-1"}, false) // the sandbox decides about it
 			r.Save(t, coretest.Acme, named("sn-5", "no-data"), true)
 			defer r.Snapshots.Begin("sn-6")() // it is being written
 			coretest.WantCode(t, r.Snapshots.Sweep(t.Context()), tt.code)
@@ -203,7 +204,7 @@ func TestSweep(t *testing.T) {
 func TestPrune(t *testing.T) {
 	r := sandboxtest.Open(t, &coretest.Provider{})
 	old := map[string]string{"old": "yes"}
-	for name, more := range map[string]map[string]string{"free": old, "parent": old, "early": old, "template": old, "session": {"old": "yes", sandbox.ArchiveLabel: "s"}, "other": nil} {
+	for name, more := range map[string]map[string]string{"free": old, "parent": old, "early": old, "template": old, "session": {"old": "yes", durable.ArchiveLabel: "s"}, "other": nil} {
 		s := named("sn-"+name, name)
 		s.Labels = more
 		r.Save(t, coretest.Acme, s, name != "early")
@@ -212,7 +213,7 @@ func TestPrune(t *testing.T) {
 	child.ID, child.Origin = "sb-1", "sn-parent"
 	r.Add(t, child)
 	_, err := store.Write(t.Context(), r.Core.Store, func(tx *store.Tx) (store.Template, error) {
-		return tx.Templates().Set(t.Context(), store.Template{Template: sandbox.Template{Name: "base", Tag: "latest", Snapshot: "sn-template"}, Tenant: coretest.Acme})
+		return tx.Templates().Set(t.Context(), store.Template{Template: durable.Template{Name: "base", Tag: "latest", Snapshot: "sn-template"}, Tenant: coretest.Acme})
 	})
 	coretest.OK(t, err)
 	removed, err := r.Snapshots.PruneSnapshots(coretest.As(t, coretest.Acme, key.Write), old)

@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 const (
@@ -69,7 +70,7 @@ func pinned(name, digest string) string {
 	return name + "@" + digest
 }
 
-func (a about) record(s sandbox.Snapshot) store.Snapshot {
+func (a about) record(s durable.Snapshot) store.Snapshot {
 	s.Provider, s.Image, s.Resources = a.Provider, a.Image, a.Resources
 	return store.Snapshot{Snapshot: s, Spec: sandbox.Spec{
 		Image: a.Ref, User: a.User, Workdir: a.Workdir, Isolation: a.Isolation, Resources: a.Resources,
@@ -183,7 +184,7 @@ func (p *prefixed) Write(b []byte) (int, error) {
 // Memory of a snapshot contains the state of a kernel, so whoever makes it up
 // could attack that of the machine. Only the owner of the machine, and keys of
 // the owner's tenant, may import.
-func (svc *Service) ImportSnapshot(ctx context.Context, name string, labels map[string]string, r io.Reader) (sandbox.Snapshot, error) {
+func (svc *Service) ImportSnapshot(ctx context.Context, name string, labels map[string]string, r io.Reader) (durable.Snapshot, error) {
 	s, err := svc.importSnapshot(ctx, name, labels, r)
 	return s.Snapshot, core.Named(opImport, err)
 }
@@ -201,7 +202,7 @@ func (svc *Service) importSnapshot(ctx context.Context, name string, labels map[
 	if err != nil {
 		return store.Snapshot{}, err
 	}
-	s := a.record(sandbox.Snapshot{ID: NewID(), Name: name, Labels: labels})
+	s := a.record(durable.Snapshot{ID: NewID(), Name: name, Labels: labels})
 	s.Node, s.Binding = svc.Node, be.Binding
 	defer svc.archive.soon()
 	defer svc.writing.Begin(s.ID)()

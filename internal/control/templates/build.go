@@ -22,6 +22,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // buildLifetime limits a build step, and the life of a sandbox that a crashed
@@ -31,28 +32,28 @@ const buildLifetime = 2 * time.Hour
 // BuildFromTar builds a template from a tar of files, which includes its
 // description, and stores it under its name. It calls tell with the progress,
 // from one goroutine at a time.
-func (svc *Service) BuildFromTar(ctx context.Context, req template.TarRequest, tell func(sandbox.BuildEvent)) (sandbox.Template, error) {
+func (svc *Service) BuildFromTar(ctx context.Context, req template.TarRequest, tell func(durable.BuildEvent)) (durable.Template, error) {
 	dir, err := os.MkdirTemp(svc.cfg.Scratch, "")
 	if err != nil {
-		return sandbox.Template{}, err
+		return durable.Template{}, err
 	}
 	defer os.RemoveAll(dir)
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return sandbox.Template{}, err
+		return durable.Template{}, err
 	}
 	defer root.Close()
 	if err := template.Unpack(ctx, req.Files, root); err != nil {
-		return sandbox.Template{}, err
+		return durable.Template{}, err
 	}
 	d, err := describe(root, req)
 	if err != nil {
-		return sandbox.Template{}, err
+		return durable.Template{}, err
 	}
 	d.Start, d.Ready = cmp.Or(req.Start, d.Start), cmp.Or(req.Ready, d.Ready)
 	files, err := template.NewFiles(root)
 	if err != nil {
-		return sandbox.Template{}, err
+		return durable.Template{}, err
 	}
 	return svc.BuildTemplate(ctx, template.NamedRequest{
 		Name: req.Name, Description: d, Files: files, NoCache: req.NoCache, Network: sandbox.Network{Egress: req.Egress}, Log: tell,
@@ -78,12 +79,12 @@ func describe(root *os.Root, req template.TarRequest) (*template.Description, er
 
 // BuildTemplate builds a template and stores it under its name. Sandboxes of an
 // older template with that name are not affected.
-func (svc *Service) BuildTemplate(ctx context.Context, req template.NamedRequest) (_ sandbox.Template, err error) {
+func (svc *Service) BuildTemplate(ctx context.Context, req template.NamedRequest) (_ durable.Template, err error) {
 	const op = ops.TemplateBuild
 	defer core.Name(op, &err)
 	who, err := guard.Principal(ctx)
 	if err != nil {
-		return sandbox.Template{}, err
+		return durable.Template{}, err
 	}
 	var t store.Template
 	record := guard.Action(who, op, guard.Subject{Subject: req.Name})
@@ -122,7 +123,7 @@ func (svc *Service) buildTemplate(ctx context.Context, who key.Principal, req te
 	if err != nil {
 		return t, err
 	}
-	t = store.Template{Template: sandbox.Template{Name: name, Tag: tag}, Tenant: who.Tenant, Withheld: withheld(&req, &parent)}
+	t = store.Template{Template: durable.Template{Name: name, Tag: tag}, Tenant: who.Tenant, Withheld: withheld(&req, &parent)}
 	// Before the build, because recording the template would fail after it.
 	if err := svc.Store.View(ctx, func(tx *store.Tx) error { return tx.Templates().Fits(ctx, &t) }); err != nil {
 		return t, err
@@ -134,7 +135,7 @@ func (svc *Service) buildTemplate(ctx context.Context, who key.Principal, req te
 	if err != nil {
 		return t, err
 	}
-	t.Template = sandbox.Template{
+	t.Template = durable.Template{
 		Name: name, Tag: tag, Image: res.Image.Digest, Base: res.Base, Size: res.Image.Size, Steps: len(d.Steps), Created: svc.Store.Now(),
 		Start: d.Start, Build: req.Build, CPUs: req.CPUs, Memory: req.Memory,
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // A template with a start command has a memory snapshot. At the end of the
@@ -102,8 +103,8 @@ func (svc *Service) startOnce(ctx context.Context, t *store.Template, log io.Wri
 		return "", err
 	}
 	name := "template-" + strings.ToLower(rand.Text()[:12])
-	s, err := svc.cfg.Snapshots.CreateSnapshot(ctx, string(opened.box.ID()), sandbox.SnapshotRequest{
-		Name: name, Memory: true, Labels: map[string]string{sandbox.LabelTemplate: t.Name, labelTag: t.Tag},
+	s, err := svc.cfg.Snapshots.CreateSnapshot(ctx, string(opened.box.ID()), durable.SnapshotRequest{
+		Name: name, Memory: true, Labels: map[string]string{durable.LabelTemplate: t.Name, labelTag: t.Tag},
 	})
 	return s.ID, err
 }
@@ -157,14 +158,14 @@ func awaitReady(ctx context.Context, b buildSandbox, start, ready string, log io
 type startLog struct {
 	t  *store.Template
 	mu sync.Mutex
-	to func(sandbox.BuildEvent) // nil: no progress is reported
+	to func(durable.BuildEvent) // nil: no progress is reported
 }
 
 func (l *startLog) tell(text string, output, cached bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.to != nil {
-		l.to(sandbox.BuildEvent{Time: time.Now(), Step: l.t.Steps, Steps: l.t.Steps, Text: text, Output: output, Cached: cached})
+		l.to(durable.BuildEvent{Time: time.Now(), Step: l.t.Steps, Steps: l.t.Steps, Text: text, Output: output, Cached: cached})
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Builder builds images in sandboxes.
@@ -45,7 +46,7 @@ type Exec interface {
 
 // Snapshots stores memory snapshots. Package snapshots implements it.
 type Snapshots interface {
-	CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
+	CreateSnapshot(ctx context.Context, ref string, req durable.SnapshotRequest) (durable.Snapshot, error)
 	Find(ctx context.Context, tenant, ref string) (store.Snapshot, error)
 	Source(ctx context.Context, tenant, ref string) (*plan.Snapshot, error)
 	Remove(ctx context.Context, s *store.Snapshot) error
@@ -146,11 +147,11 @@ func ownRef(tenant, ref string) (name, tag string, err error) {
 
 // shownTo returns what a tenant may see of a template. Of another tenant's it
 // may not see what the template was made from.
-func shownTo(tenant string, t *store.Template) sandbox.Template {
+func shownTo(tenant string, t *store.Template) durable.Template {
 	if t.Tenant == tenant {
 		return t.Template
 	}
-	return sandbox.Template{
+	return durable.Template{
 		Name: t.Tenant + "/" + t.Name, Tag: t.Tag, Image: t.Image, Size: t.Size, Created: t.Created, CPUs: t.CPUs, Memory: t.Memory, Public: t.Public,
 	}
 }
@@ -175,9 +176,9 @@ func (svc *Service) others(ctx context.Context, tenant, name string) string {
 }
 
 // Templates lists the templates of the caller's tenant.
-func (svc *Service) Templates(ctx context.Context) ([]sandbox.Template, error) {
+func (svc *Service) Templates(ctx context.Context) ([]durable.Template, error) {
 	all, err := core.Read(ctx, svc.Core, ops.TemplateList, "", func(tx *store.Tx, tenant string) ([]store.Template, error) { return tx.Templates().List(ctx, tenant) })
-	out := make([]sandbox.Template, len(all))
+	out := make([]durable.Template, len(all))
 	for i, t := range all {
 		out[i] = t.Template
 	}
@@ -186,26 +187,26 @@ func (svc *Service) Templates(ctx context.Context) ([]sandbox.Template, error) {
 
 // Template returns a template by [TENANT/]NAME[:TAG]: of the caller's tenant, or
 // a public one of another.
-func (svc *Service) Template(ctx context.Context, ref string) (sandbox.Template, error) {
+func (svc *Service) Template(ctx context.Context, ref string) (durable.Template, error) {
 	const op = ops.TemplateGet
 	who, err := svc.Look(ctx, op, ref)
 	if err != nil {
-		return sandbox.Template{}, err
+		return durable.Template{}, err
 	}
 	t, err := svc.find(ctx, who.Tenant, ref)
 	if err != nil {
-		return sandbox.Template{}, core.Named(op, err)
+		return durable.Template{}, core.Named(op, err)
 	}
 	return shownTo(who.Tenant, &t), nil
 }
 
 // TagTemplate adds a name to a template of the caller's tenant. A name that is in
 // use is moved.
-func (svc *Service) TagTemplate(ctx context.Context, ref, as string) (sandbox.Template, error) {
+func (svc *Service) TagTemplate(ctx context.Context, ref, as string) (durable.Template, error) {
 	const op = ops.TemplateTag
 	who, err := guard.Principal(ctx)
 	if err != nil {
-		return sandbox.Template{}, err
+		return durable.Template{}, err
 	}
 	var t store.Template
 	err = svc.Do(ctx, op, guard.Subject{Subject: as}, func(ctx context.Context) error {
@@ -244,16 +245,16 @@ func (svc *Service) RemoveTemplate(ctx context.Context, ref string) error {
 
 // PublishTemplate lets other tenants use all tags of a template by the name
 // TENANT/NAME, or ends that. Their sandboxes are not affected.
-func (svc *Service) PublishTemplate(ctx context.Context, ref string, public bool) (sandbox.Visibility, error) {
+func (svc *Service) PublishTemplate(ctx context.Context, ref string, public bool) (durable.Visibility, error) {
 	op := ops.TemplateUnpublish
 	if public {
 		op = ops.TemplatePublish
 	}
 	who, err := guard.Principal(ctx)
 	if err != nil {
-		return sandbox.Visibility{}, err
+		return durable.Visibility{}, err
 	}
-	out := sandbox.Visibility{Tags: []string{}, Public: public}
+	out := durable.Visibility{Tags: []string{}, Public: public}
 	err = svc.Do(ctx, op, guard.Subject{Subject: ref}, func(ctx context.Context) error {
 		name, _, err := ownRef(who.Tenant, ref)
 		if err == nil && strings.Contains(ref, ":") {

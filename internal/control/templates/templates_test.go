@@ -19,6 +19,7 @@ import (
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
@@ -29,8 +30,8 @@ type saved struct {
 	removed []string
 }
 
-func (s *saved) CreateSnapshot(context.Context, string, sandbox.SnapshotRequest) (sandbox.Snapshot, error) {
-	return sandbox.Snapshot{}, errors.New("no sandbox runs here")
+func (s *saved) CreateSnapshot(context.Context, string, durable.SnapshotRequest) (durable.Snapshot, error) {
+	return durable.Snapshot{}, errors.New("no sandbox runs here")
 }
 
 func (s *saved) Find(_ context.Context, tenant, ref string) (out store.Snapshot, err error) {
@@ -90,7 +91,7 @@ func publish(t *testing.T, c *core.Core, tenant, name string) {
 // not see what they were made from.
 func TestTemplate(t *testing.T) {
 	s, _ := open(t)
-	set(t, s, coretest.Acme, "base:latest", store.Template{Template: sandbox.Template{Image: "sha256:aa", Base: "sha256:bb", Start: "serve", Snapshot: "sn-1"}})
+	set(t, s, coretest.Acme, "base:latest", store.Template{Template: durable.Template{Image: "sha256:aa", Base: "sha256:bb", Start: "serve", Snapshot: "sn-1"}})
 	set(t, s, coretest.Acme, "secret:latest", store.Template{})
 	publish(t, s.Core, coretest.Acme, "base")
 	for _, tt := range []struct {
@@ -124,7 +125,7 @@ func TestTemplate(t *testing.T) {
 
 // The snapshot of a template is removed when no name refers to it, and not before.
 func TestSnapshotsOfReplacedTemplates(t *testing.T) {
-	one, two := store.Template{Template: sandbox.Template{Snapshot: "sn-1"}}, store.Template{Template: sandbox.Template{Snapshot: "sn-2"}}
+	one, two := store.Template{Template: durable.Template{Snapshot: "sn-1"}}, store.Template{Template: durable.Template{Snapshot: "sn-2"}}
 	for _, tt := range []struct {
 		name string
 		do   func(t *testing.T, s *Service, ctx context.Context) error
@@ -206,14 +207,14 @@ func TestPublish(t *testing.T) {
 // A template with a start command takes the snapshot of an equal one, if that is
 // there, and starts nothing.
 func TestRemember(t *testing.T) {
-	equal := sandbox.Template{Image: "sha256:aa", Start: "serve", CPUs: 1, Snapshot: "sn-1"}
+	equal := durable.Template{Image: "sha256:aa", Start: "serve", CPUs: 1, Snapshot: "sn-1"}
 	other := equal
 	other.CPUs = 2
 	lost := equal
 	lost.Snapshot = "sn-9"
 	for _, tt := range []struct {
 		name    string
-		there   sandbox.Template
+		there   durable.Template
 		req     template.NamedRequest
 		want    string
 		started int
@@ -226,7 +227,7 @@ func TestRemember(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			s, _ := open(t)
 			set(t, s, coretest.Acme, "first:latest", store.Template{Template: tt.there})
-			made := store.Template{Tenant: coretest.Acme, Template: sandbox.Template{Image: "sha256:aa", Start: "serve", CPUs: 1}}
+			made := store.Template{Tenant: coretest.Acme, Template: durable.Template{Image: "sha256:aa", Start: "serve", CPUs: 1}}
 			s.cfg.Policies = free{}
 			err := s.remember(t.Context(), &made, tt.req)
 			if started := s.cfg.Sandboxes.(*noSandboxes).asked; started != tt.started || (err != nil) != (tt.started > 0) || made.Snapshot != tt.want {
@@ -239,8 +240,8 @@ func TestRemember(t *testing.T) {
 // Which template an image names, and what it gives.
 func TestSource(t *testing.T) {
 	s, _ := open(t)
-	set(t, s, coretest.Acme, "warm:latest", store.Template{Template: sandbox.Template{Image: "sha256:aa", Start: "serve", Snapshot: "sn-1"}, Ready: "true"})
-	set(t, s, coretest.Acme, "cold:latest", store.Template{Template: sandbox.Template{Image: "sha256:bb", Start: "serve", Snapshot: "sn-9"}})
+	set(t, s, coretest.Acme, "warm:latest", store.Template{Template: durable.Template{Image: "sha256:aa", Start: "serve", Snapshot: "sn-1"}, Ready: "true"})
+	set(t, s, coretest.Acme, "cold:latest", store.Template{Template: durable.Template{Image: "sha256:bb", Start: "serve", Snapshot: "sn-9"}})
 	for image, want := range map[string]string{"debian:12": "", "template:warm": "sn-1", "template:cold": ""} {
 		got, err := s.Source(t.Context(), coretest.Acme, &sandbox.Spec{Image: image})
 		coretest.OK(t, err)

@@ -18,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/workspace"
 	"github.com/atoll-run/atoll/internal/workspace/worktree"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Claim records that a sandbox has the workspaces of its spec. They are locked
@@ -51,7 +52,7 @@ func (s *Service) claimOne(ctx context.Context, tx *store.Tx, tenant string, id 
 	if mode == "" {
 		mode = sandbox.WorkspaceExclusive
 	}
-	return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: sandbox.Attachment{Sandbox: id, Mode: mode}, Node: s.Node}, replaces)
+	return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: durable.Attachment{Sandbox: id, Mode: mode}, Node: s.Node}, replaces)
 }
 
 // Mount prepares the directories of claimed workspaces and returns a plan

@@ -14,13 +14,14 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/workspace"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // EnterWorkspace returns a workspace of any tenant, and the context for requests
 // that carry the token of the workspace, which may only use its files. The caller
 // checks the token. The token has the rights of the key that it was given to,
 // and ends with that key.
-func (s *Service) EnterWorkspace(ctx context.Context, id, keyID string) (context.Context, sandbox.Workspace, error) {
+func (s *Service) EnterWorkspace(ctx context.Context, id, keyID string) (context.Context, durable.Workspace, error) {
 	var who key.Principal
 	w, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Workspace, error) {
 		w, err := tx.Operator().WorkspaceByID(ctx, id)

@@ -8,13 +8,14 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/workspace"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // WorkspaceHistory returns the versions of a workspace, oldest first.
-func (s *Service) WorkspaceHistory(ctx context.Context, name string) (all []sandbox.WorkspaceVersion, err error) {
+func (s *Service) WorkspaceHistory(ctx context.Context, name string) (all []durable.WorkspaceVersion, err error) {
 	err = s.onWorkspace(ctx, ops.WorkspaceHistory, name, func(ctx context.Context, _ store.Workspace, w *workspace.Workspace) error {
 		versions, err := w.History(ctx)
-		all = make([]sandbox.WorkspaceVersion, len(versions))
+		all = make([]durable.WorkspaceVersion, len(versions))
 		for i, v := range versions {
 			all[i] = v.WorkspaceVersion
 		}
@@ -25,12 +26,12 @@ func (s *Service) WorkspaceHistory(ctx context.Context, name string) (all []sand
 
 // WorkspaceDiff returns what changed between two versions; see
 // workspace.Workspace.Diff.
-func (s *Service) WorkspaceDiff(ctx context.Context, name string, from, to int) (changes []sandbox.WorkspaceChange, more bool, err error) {
+func (s *Service) WorkspaceDiff(ctx context.Context, name string, from, to int) (changes []durable.WorkspaceChange, more bool, err error) {
 	err = s.onWorkspace(ctx, ops.WorkspaceDiff, name, func(ctx context.Context, _ store.Workspace, w *workspace.Workspace) error {
 		found, rest, err := w.Diff(ctx, from, to)
-		changes, more = make([]sandbox.WorkspaceChange, len(found)), rest
+		changes, more = make([]durable.WorkspaceChange, len(found)), rest
 		for i, c := range found {
-			changes[i] = sandbox.WorkspaceChange(c)
+			changes[i] = durable.WorkspaceChange(c)
 		}
 		return err
 	})
@@ -39,7 +40,7 @@ func (s *Service) WorkspaceDiff(ctx context.Context, name string, from, to int) 
 
 // PersistWorkspace creates a version of the current content of a workspace. A
 // sandbox that writes to it must run on this node.
-func (s *Service) PersistWorkspace(ctx context.Context, name, note string) (v sandbox.WorkspaceVersion, err error) {
+func (s *Service) PersistWorkspace(ctx context.Context, name, note string) (v durable.WorkspaceVersion, err error) {
 	err = s.onWorkspace(ctx, ops.WorkspacePersist, name, func(ctx context.Context, row store.Workspace, w *workspace.Workspace) error {
 		attached, err := s.attachments(ctx, row)
 		if err != nil {
@@ -67,7 +68,7 @@ func (s *Service) PersistWorkspace(ctx context.Context, name, note string) (v sa
 
 // persist writes a version and records the problem if that fails. The caller holds
 // the lock of the workspace.
-func (s *Service) persist(ctx context.Context, row store.Workspace, w *workspace.Workspace, note string, rest bool) (sandbox.WorkspaceVersion, error) {
+func (s *Service) persist(ctx context.Context, row store.Workspace, w *workspace.Workspace, note string, rest bool) (durable.WorkspaceVersion, error) {
 	opts := workspace.PersistOptions{Note: note, Limits: workspace.Limits{Bytes: row.MaxBytes}}
 	v, err := s.trees.Persist(ctx, w, opts, rest)
 	problem := ""
@@ -85,7 +86,7 @@ func (s *Service) persist(ctx context.Context, row store.Workspace, w *workspace
 
 // RestoreWorkspace makes an older version the newest one. No sandbox may be
 // writing to the workspace.
-func (s *Service) RestoreWorkspace(ctx context.Context, name string, version int, note string) (v sandbox.WorkspaceVersion, err error) {
+func (s *Service) RestoreWorkspace(ctx context.Context, name string, version int, note string) (v durable.WorkspaceVersion, err error) {
 	err = s.onWorkspace(ctx, ops.WorkspaceRestore, name, func(ctx context.Context, row store.Workspace, w *workspace.Workspace) error {
 		attached, err := s.attachments(ctx, row)
 		if err != nil {
@@ -108,10 +109,10 @@ func (s *Service) RestoreWorkspace(ctx context.Context, name string, version int
 
 // PruneWorkspace removes the versions of a workspace, except the last ones and
 // those younger than within, and frees their storage.
-func (s *Service) PruneWorkspace(ctx context.Context, name string, last int, within time.Duration) (done sandbox.WorkspacePruned, err error) {
+func (s *Service) PruneWorkspace(ctx context.Context, name string, last int, within time.Duration) (done durable.WorkspacePruned, err error) {
 	err = s.onWorkspace(ctx, ops.WorkspacePrune, name, func(ctx context.Context, _ store.Workspace, w *workspace.Workspace) error {
 		pruned, err := w.Prune(ctx, workspace.Keep{Last: last, Within: within})
-		done = sandbox.WorkspacePruned(pruned)
+		done = durable.WorkspacePruned(pruned)
 		return err
 	})
 	return done, err
@@ -119,10 +120,10 @@ func (s *Service) PruneWorkspace(ctx context.Context, name string, last int, wit
 
 // VerifyWorkspace checks that every version can be restored; with deep it reads
 // all content.
-func (s *Service) VerifyWorkspace(ctx context.Context, name string, deep bool) (report sandbox.WorkspaceReport, err error) {
+func (s *Service) VerifyWorkspace(ctx context.Context, name string, deep bool) (report durable.WorkspaceReport, err error) {
 	err = s.onWorkspace(ctx, ops.WorkspaceVerify, name, func(ctx context.Context, _ store.Workspace, w *workspace.Workspace) error {
 		found, err := w.Verify(ctx, deep)
-		report = sandbox.WorkspaceReport(found)
+		report = durable.WorkspaceReport(found)
 		return err
 	})
 	return report, err

@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-run/atoll/internal/workspace"
 	"github.com/atoll-run/atoll/internal/workspace/worktree"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Config configures a Service. Its owner closes the fields.
@@ -131,22 +132,22 @@ func (s *Service) withWorkspace(ctx context.Context, row store.Workspace, do fun
 }
 
 // CreateWorkspace creates an empty workspace.
-func (s *Service) CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (_ sandbox.Workspace, err error) {
+func (s *Service) CreateWorkspace(ctx context.Context, n durable.NewWorkspace) (_ durable.Workspace, err error) {
 	const op = ops.WorkspaceCreate
 	defer core.Name(op, &err)
 	who, err := guard.Principal(ctx)
 	if err != nil {
-		return sandbox.Workspace{}, err
+		return durable.Workspace{}, err
 	}
 	if err := sandbox.ValidateName(n.Name); err != nil {
-		return sandbox.Workspace{}, err
+		return durable.Workspace{}, err
 	}
 	if n.MaxBytes < 0 {
-		return sandbox.Workspace{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: string(op), Subject: "maxBytes", Message: "negative"}
+		return durable.Workspace{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: string(op), Subject: "maxBytes", Message: "negative"}
 	}
 	row := store.Workspace{
 		Tenant: who.Tenant,
-		Workspace: sandbox.Workspace{
+		Workspace: durable.Workspace{
 			ID: "ws-" + strings.ToLower(rand.Text()[:16]), Name: n.Name, Encrypted: n.Encrypted, MaxBytes: n.MaxBytes, Bucket: n.Bucket,
 		},
 	}
@@ -176,7 +177,7 @@ func (s *Service) Ensure(ctx context.Context, mounts []sandbox.WorkspaceMount) e
 		if !m.Create {
 			continue
 		}
-		_, err := s.CreateWorkspace(ctx, sandbox.NewWorkspace{Name: m.Name})
+		_, err := s.CreateWorkspace(ctx, durable.NewWorkspace{Name: m.Name})
 		if err != nil && sandbox.CodeOf(err) != sandbox.CodeAlreadyExists {
 			return err
 		}
@@ -200,8 +201,8 @@ func (s *Service) createTree(ctx context.Context, row store.Workspace) error {
 }
 
 // Workspaces lists the workspaces of the caller's tenant by name.
-func (s *Service) Workspaces(ctx context.Context) ([]sandbox.Workspace, error) {
-	return core.Read(ctx, s.Core, ops.WorkspaceList, "", func(tx *store.Tx, tenant string) (all []sandbox.Workspace, err error) {
+func (s *Service) Workspaces(ctx context.Context) ([]durable.Workspace, error) {
+	return core.Read(ctx, s.Core, ops.WorkspaceList, "", func(tx *store.Tx, tenant string) (all []durable.Workspace, err error) {
 		rows, err := tx.Workspaces().List(ctx, tenant)
 		if err != nil {
 			return nil, err
@@ -218,9 +219,9 @@ func (s *Service) Workspaces(ctx context.Context) ([]sandbox.Workspace, error) {
 }
 
 // withAttached returns the public description of a workspace.
-func withAttached(row store.Workspace, attached []store.Attachment) sandbox.Workspace {
+func withAttached(row store.Workspace, attached []store.Attachment) durable.Workspace {
 	out := row.Workspace
-	out.Attached = make([]sandbox.Attachment, len(attached))
+	out.Attached = make([]durable.Attachment, len(attached))
 	for i, a := range attached {
 		out.Attached[i] = a.Attachment
 	}
@@ -228,7 +229,7 @@ func withAttached(row store.Workspace, attached []store.Attachment) sandbox.Work
 }
 
 // Workspace describes a workspace of the caller's tenant.
-func (s *Service) Workspace(ctx context.Context, name string) (out sandbox.Workspace, err error) {
+func (s *Service) Workspace(ctx context.Context, name string) (out durable.Workspace, err error) {
 	err = s.onWorkspace(ctx, ops.WorkspaceGet, name, func(ctx context.Context, row store.Workspace, w *workspace.Workspace) error {
 		attached, err := s.attachments(ctx, row)
 		if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/session"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Options configures a run.
@@ -410,7 +411,7 @@ func (b boxes) Find(context.Context, session.Plan) (session.Box, error) {
 	return session.Box{}, &sandbox.Error{Code: sandbox.CodeNotFound}
 }
 
-func (b boxes) Resume(_ context.Context, e sandbox.Envelope) (session.Box, sandbox.Outcome, bool, error) {
+func (b boxes) Resume(_ context.Context, e durable.Envelope) (session.Box, durable.Outcome, bool, error) {
 	switch n := &b.w.nodes[b.g.on]; {
 	case n.gone: // recorded; it ends if the node comes back
 		delete(b.w.living, b.g.box)
@@ -418,19 +419,19 @@ func (b boxes) Resume(_ context.Context, e sandbox.Envelope) (session.Box, sandb
 	case n.dead:
 		return session.Box{}, "", false, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "its node does not answer"}
 	}
-	return b.handle(), sandbox.OutcomeAttached, false, nil
+	return b.handle(), durable.OutcomeAttached, false, nil
 }
 
 func (b boxes) Probe(context.Context, session.Box) error { return nil }
 
-func (b boxes) Hydrate(_ context.Context, box session.Box, _ sandbox.Envelope) (session.Box, sandbox.ReceiptFrom, []string, error) {
-	return box, sandbox.ReceiptFrom{}, nil, nil
+func (b boxes) Hydrate(_ context.Context, box session.Box, _ durable.Envelope) (session.Box, durable.ReceiptFrom, []string, error) {
+	return box, durable.ReceiptFrom{}, nil, nil
 }
 
-func (b boxes) Capture(_ context.Context, _ session.Box, e sandbox.Envelope) (sandbox.Envelope, error) {
+func (b boxes) Capture(_ context.Context, _ session.Box, e durable.Envelope) (durable.Envelope, error) {
 	return e, nil
 }
-func (b boxes) Discard(context.Context, sandbox.Envelope) error { return nil }
+func (b boxes) Discard(context.Context, durable.Envelope) error { return nil }
 func (b boxes) Pause(context.Context, session.Box) error        { return nil }
 func (b boxes) Delete(context.Context, session.Box) error       { return nil }
 func (b boxes) Permanent(context.Context, string) bool          { return false }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -310,7 +311,7 @@ func (d *document) policy(n *yaml.Node) error {
 func (d *document) check(n *yaml.Node, p *operator.Policy) error {
 	at := func(field string) *yaml.Node { return &yaml.Node{Line: p.Lines[field]} }
 	if sandbox.ValidateName(p.Name) != nil {
-		return d.fail(n, "a policy needs a name of 1 to %d characters of a-z, 0-9 and -", sandbox.MaxNameLen)
+		return d.fail(n, "a policy needs a name of 1 to %d characters of a-z, 0-9 and -", bounds.MaxNameLen)
 	}
 	for _, dir := range p.Mounts {
 		if dir, _ = strings.CutSuffix(dir, ":ro"); !path.IsAbs(dir) || path.Clean(dir) != dir {

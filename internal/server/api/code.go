@@ -9,31 +9,31 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 // Code runs code in the interpreters of sandboxes.
 type Code interface {
 	// Run executes code and calls each with what it does, from one goroutine. An
 	// error of each ends the execution.
-	Run(ctx context.Context, ref string, req sandbox.CodeRequest, each func(sandbox.CodeEvent) error) error
-	Contexts(ctx context.Context, ref string) ([]sandbox.CodeContext, error)
-	CreateContext(ctx context.Context, ref string, n sandbox.NewCodeContext) (sandbox.CodeContext, error)
+	Run(ctx context.Context, ref string, req coding.CodeRequest, each func(coding.CodeEvent) error) error
+	Contexts(ctx context.Context, ref string) ([]coding.CodeContext, error)
+	CreateContext(ctx context.Context, ref string, n coding.NewCodeContext) (coding.CodeContext, error)
 	RestartContext(ctx context.Context, ref, id string) error
 	InterruptContext(ctx context.Context, ref, id string) error
 	RemoveContext(ctx context.Context, ref, id string) error
 }
 
-var eventType = reflect.TypeFor[sandbox.CodeEvent]()
+var eventType = reflect.TypeFor[coding.CodeEvent]()
 
 type codeInput struct {
 	SandboxRef
-	Body sandbox.CodeRequest
+	Body coding.CodeRequest
 }
 
 type newContextInput struct {
 	SandboxRef
-	Body sandbox.NewCodeContext
+	Body coding.NewCodeContext
 }
 
 type contextRef struct {
@@ -41,11 +41,11 @@ type contextRef struct {
 	ID string `path:"id" maxLength:"64" doc:"id of a context"`
 }
 
-type contextOutput struct{ Body sandbox.CodeContext }
+type contextOutput struct{ Body coding.CodeContext }
 
 type contextsOutput struct {
 	Body struct {
-		Contexts []sandbox.CodeContext `json:"contexts"`
+		Contexts []coding.CodeContext `json:"contexts"`
 	}
 }
 
@@ -61,7 +61,7 @@ func (a *API) code() {
 		func(ctx context.Context, in *SandboxRef) (*contextsOutput, error) {
 			all, err := a.services.Code.Contexts(ctx, in.Ref)
 			out := &contextsOutput{}
-			out.Body.Contexts = append([]sandbox.CodeContext{}, all...)
+			out.Body.Contexts = append([]coding.CodeContext{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	create := operation("createCodeContext", http.MethodPost, contexts, "Code", "Make a context with variables of its own", ops.SandboxFind, ops.ProcessExec, ops.PortOpen)
@@ -89,7 +89,7 @@ func (a *API) runCode(in *codeInput) *huma.StreamResponse {
 	return &huma.StreamResponse{Body: func(hctx huma.Context) {
 		r, w := humago.Unwrap(hctx)
 		var out *lines
-		err := a.services.Code.Run(r.Context(), in.Ref, in.Body, func(e sandbox.CodeEvent) error {
+		err := a.services.Code.Run(r.Context(), in.Ref, in.Body, func(e coding.CodeEvent) error {
 			if out == nil {
 				out = newLines(w)
 			}

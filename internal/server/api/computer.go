@@ -7,34 +7,34 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // Desktops uses the desktops of sandboxes.
 type Desktops interface {
 	// Start starts the desktop of a sandbox if it does not run, with a VNC server if
 	// vnc is set.
-	Start(ctx context.Context, ref string, want sandbox.Screen, vnc bool) (sandbox.DesktopState, error)
+	Start(ctx context.Context, ref string, want viewing.Screen, vnc bool) (viewing.DesktopState, error)
 	// Act carries out actions in order.
-	Act(ctx context.Context, ref string, req sandbox.ComputerRequest) (sandbox.ComputerResult, error)
+	Act(ctx context.Context, ref string, req viewing.ComputerRequest) (viewing.ComputerResult, error)
 }
 
 type desktopInput struct {
 	SandboxRef
 	Body struct {
-		sandbox.Screen
+		viewing.Screen
 		VNC bool `json:"vnc,omitempty" doc:"start a VNC server too, for streams"`
 	}
 }
 
-type desktopOutput struct{ Body sandbox.DesktopState }
+type desktopOutput struct{ Body viewing.DesktopState }
 
 type computerInput struct {
 	SandboxRef
-	Body sandbox.ComputerRequest
+	Body viewing.ComputerRequest
 }
 
-type computerOutput struct{ Body sandbox.ComputerResult }
+type computerOutput struct{ Body viewing.ComputerResult }
 
 func (a *API) computer() {
 	huma.Register(a.huma, operation("startDesktop", http.MethodPut, "/v1/sandboxes/{ref}/desktop", "Desktop", "Start the desktop of a sandbox, unless it runs with that size", ops.SandboxFind, ops.ComputerAct),

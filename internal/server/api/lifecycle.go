@@ -8,6 +8,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 type pauseInput struct {
@@ -32,7 +33,7 @@ type updateInput struct {
 type forkInput struct {
 	SandboxRef
 	IdempotencyKey string `header:"Idempotency-Key" maxLength:"240" doc:"a repeated request with the same key returns the copies that the first request made"`
-	Body           sandbox.ForkRequest
+	Body           durable.ForkRequest
 	RawBody        []byte
 }
 
@@ -101,10 +102,10 @@ type SnapshotRef struct {
 
 type snapshotInput struct {
 	SandboxRef
-	Body sandbox.SnapshotRequest
+	Body durable.SnapshotRequest
 }
 
-type snapshotOutput struct{ Body sandbox.Snapshot }
+type snapshotOutput struct{ Body durable.Snapshot }
 
 type snapshotListInput struct {
 	Label  []string `query:"label,explode" maxItems:"64" doc:"only those with this label, KEY=VALUE; with several, those that have all of them"`
@@ -114,7 +115,7 @@ type snapshotListInput struct {
 
 type snapshotListOutput struct {
 	Body struct {
-		Snapshots []sandbox.Snapshot `json:"snapshots"`
+		Snapshots []durable.Snapshot `json:"snapshots"`
 		Next      string             `json:"next,omitempty" doc:"the cursor of the next page; empty at the end"`
 	}
 }
@@ -158,7 +159,7 @@ func (a *API) snapshots() {
 				return nil, a.problem(ctx, err)
 			}
 			out := &snapshotListOutput{}
-			out.Body.Snapshots = append([]sandbox.Snapshot{}, removed...)
+			out.Body.Snapshots = append([]durable.Snapshot{}, removed...)
 			return out, nil
 		})
 	a.raw(operation("exportSnapshot", http.MethodGet, "/v1/snapshots/{snapshot}/archive", "Snapshots", "Export a snapshot as a tar stream, which only another daemon with the same provider reads", ops.SnapshotGet, ops.SnapshotExport),
@@ -199,6 +200,6 @@ func (a *API) listSnapshots(ctx context.Context, in *snapshotListInput) (*snapsh
 		return nil, a.problem(ctx, err)
 	}
 	out := &snapshotListOutput{}
-	out.Body.Snapshots, out.Body.Next = append([]sandbox.Snapshot{}, page...), next
+	out.Body.Snapshots, out.Body.Next = append([]durable.Snapshot{}, page...), next
 	return out, nil
 }

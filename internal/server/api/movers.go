@@ -9,11 +9,12 @@ import (
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 type targetsOutput struct {
 	Body struct {
-		Targets []sandbox.SessionTarget `json:"targets" doc:"best first"`
+		Targets []durable.SessionTarget `json:"targets" doc:"best first"`
 	}
 }
 
@@ -23,10 +24,10 @@ type sessionCapabilitiesOutput struct {
 
 type swapInput struct {
 	SessionRef
-	Body sandbox.SwapRequest
+	Body durable.SwapRequest
 }
 
-type swapOutput struct{ Body sandbox.Swapped }
+type swapOutput struct{ Body durable.Swapped }
 
 // RunOnRequest runs a command on another provider.
 type RunOnRequest struct {
@@ -45,7 +46,7 @@ func (a *API) movers() {
 		func(ctx context.Context, in *SessionRef) (*targetsOutput, error) {
 			out := &targetsOutput{}
 			got, err := a.services.Movers.Targets(ctx, in.Ref)
-			out.Body.Targets = append([]sandbox.SessionTarget{}, got...)
+			out.Body.Targets = append([]durable.SessionTarget{}, got...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("sessionCapabilities", http.MethodGet, sessionBase+"/capabilities", "Sessions", "Get the capabilities that a session has now, and why others are missing", ops.SessionGet),

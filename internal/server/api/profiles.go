@@ -8,6 +8,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -19,7 +20,7 @@ type ProfileTest struct {
 
 type profileBody struct{ Body sandbox.Profile }
 
-type profileOutput struct{ Body sandbox.StoredProfile }
+type profileOutput struct{ Body durable.StoredProfile }
 
 type profileName struct {
 	Name string `path:"name" maxLength:"63"`
@@ -39,7 +40,7 @@ type profileApply struct {
 
 type profilesOutput struct {
 	Body struct {
-		Profiles []sandbox.StoredProfile `json:"profiles" doc:"by name"`
+		Profiles []durable.StoredProfile `json:"profiles" doc:"by name"`
 	}
 }
 
@@ -62,7 +63,7 @@ func (a *API) profiles() {
 		func(ctx context.Context, _ *none) (*profilesOutput, error) {
 			all, err := a.services.Profiles.List(ctx)
 			out := &profilesOutput{}
-			out.Body.Profiles = append([]sandbox.StoredProfile{}, all...)
+			out.Body.Profiles = append([]durable.StoredProfile{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("getProfile", http.MethodGet, "/v1/profiles/{name}", tag, "Get an egress profile", ops.ProfileGet),

@@ -8,27 +8,27 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // Recordings records terminals and desktops.
 type Recordings interface {
-	Start(ctx context.Context, ref string, by sandbox.StreamSession, n sandbox.NewRecording) (sandbox.Recording, error)
+	Start(ctx context.Context, ref string, by viewing.StreamSession, n viewing.NewRecording) (viewing.Recording, error)
 	// Stop ends a recording and waits until it is stored.
-	Stop(ctx context.Context, id string) (sandbox.Recording, error)
-	Get(ctx context.Context, id string) (sandbox.Recording, error)
-	List(ctx context.Context, q sandbox.RecordingQuery) (page []sandbox.Recording, next string, err error)
+	Stop(ctx context.Context, id string) (viewing.Recording, error)
+	Get(ctx context.Context, id string) (viewing.Recording, error)
+	List(ctx context.Context, q viewing.RecordingQuery) (page []viewing.Recording, next string, err error)
 	// Fetch opens the file of a recording. The caller closes it.
-	Fetch(ctx context.Context, id string) (io.ReadCloser, sandbox.Recording, error)
+	Fetch(ctx context.Context, id string) (io.ReadCloser, viewing.Recording, error)
 	Remove(ctx context.Context, id string) error
 }
 
 type recordingInput struct {
 	SandboxRef
-	Body sandbox.NewRecording
+	Body viewing.NewRecording
 }
 
-type recordingOutput struct{ Body sandbox.Recording }
+type recordingOutput struct{ Body viewing.Recording }
 
 // RecordingRef names a recording.
 type RecordingRef struct {
@@ -44,7 +44,7 @@ type recordingListInput struct {
 
 type recordingListOutput struct {
 	Body struct {
-		Recordings []sandbox.Recording `json:"recordings" doc:"newest first"`
+		Recordings []viewing.Recording `json:"recordings" doc:"newest first"`
 		Next       string              `json:"next,omitempty" doc:"the cursor of the next page; empty at the end"`
 	}
 }
@@ -59,9 +59,9 @@ func (a *API) recordings() {
 	})
 	huma.Register(a.huma, operation("listRecordings", http.MethodGet, base, tag, "List recordings", ops.RecordingList),
 		func(ctx context.Context, in *recordingListInput) (*recordingListOutput, error) {
-			page, next, err := a.services.Recordings.List(ctx, sandbox.RecordingQuery(*in))
+			page, next, err := a.services.Recordings.List(ctx, viewing.RecordingQuery(*in))
 			out := &recordingListOutput{}
-			out.Body.Recordings, out.Body.Next = append([]sandbox.Recording{}, page...), next
+			out.Body.Recordings, out.Body.Next = append([]viewing.Recording{}, page...), next
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("getRecording", http.MethodGet, base+"/{id}", tag, "Describe a recording", ops.RecordingList),
@@ -75,7 +75,7 @@ func (a *API) recordings() {
 			return &recordingOutput{r}, a.problem(ctx, err)
 		})
 	a.raw(sometimes(operation("fetchRecording", http.MethodGet, base+"/{id}/content", tag, "Fetch the file of a recording; of one that runs, what it has until now", ops.RecordingFetch), ops.RecordingFetchInput),
-		nil, "", sandbox.CastType, a.fetchRecording)
+		nil, "", viewing.CastType, a.fetchRecording)
 	remove := operation("removeRecording", http.MethodDelete, base+"/{id}", tag, "Remove a recording; one that runs ends", ops.RecordingRemove)
 	remove.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, remove, func(ctx context.Context, in *RecordingRef) (*struct{}, error) {
@@ -90,9 +90,9 @@ func (a *API) fetchRecording(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer content.Close()
 	defer context.AfterFunc(r.Context(), func() { _ = content.Close() })()
-	media := sandbox.CastType
-	if about.Format == sandbox.FormatVideo {
-		media = sandbox.VideoType
+	media := viewing.CastType
+	if about.Format == viewing.FormatVideo {
+		media = viewing.VideoType
 	}
 	w.Header().Set("Content-Type", media)
 	w.Header().Set("X-Content-Type-Options", "nosniff") // it comes from a sandbox

@@ -7,22 +7,22 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
-type newSecretInput struct{ Body sandbox.NewSecret }
+type newSecretInput struct{ Body durable.NewSecret }
 
-type secretOutput struct{ Body sandbox.StoredSecret }
+type secretOutput struct{ Body durable.StoredSecret }
 
 type secretsOutput struct {
 	Body struct {
-		Secrets []sandbox.StoredSecret `json:"secrets" doc:"by name"`
+		Secrets []durable.StoredSecret `json:"secrets" doc:"by name"`
 	}
 }
 
 type rotateInput struct {
 	Name string `path:"name" maxLength:"63"`
-	Body sandbox.SecretValue
+	Body durable.SecretValue
 }
 
 type removeSecretInput struct {
@@ -42,7 +42,7 @@ func (a *API) secrets() {
 		func(ctx context.Context, _ *none) (*secretsOutput, error) {
 			all, err := a.services.Secrets.List(ctx)
 			out := &secretsOutput{}
-			out.Body.Secrets = append([]sandbox.StoredSecret{}, all...)
+			out.Body.Secrets = append([]durable.StoredSecret{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("rotateSecret", http.MethodPut, "/v1/secrets/{name}/value", tag, "Give a secret a new value, which is used from the next request on", ops.SecretRotate),

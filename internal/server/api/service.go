@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -67,7 +68,7 @@ type Sandboxes interface {
 	Pause(ctx context.Context, ref string, toDisk bool) (sandbox.Sandbox, error)
 	Resume(ctx context.Context, ref string) (sandbox.Sandbox, error)
 	Update(ctx context.Context, ref string, c sandbox.Change) (sandbox.Sandbox, error)
-	Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Sandbox, error)
+	Fork(ctx context.Context, ref string, req durable.ForkRequest) ([]sandbox.Sandbox, error)
 	Wait(ctx context.Context, ref string) (sandbox.Exit, error)
 	Usage(ctx context.Context, ref string) (sandbox.Usage, error)
 	// Network returns which hosts a sandbox may reach.
@@ -82,16 +83,16 @@ type Processes interface {
 
 // Snapshots manages snapshots.
 type Snapshots interface {
-	CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
-	GetSnapshot(ctx context.Context, ref string) (sandbox.Snapshot, error)
-	ListSnapshots(ctx context.Context, q sandbox.ListQuery) (page []sandbox.Snapshot, next string, err error)
+	CreateSnapshot(ctx context.Context, ref string, req durable.SnapshotRequest) (durable.Snapshot, error)
+	GetSnapshot(ctx context.Context, ref string) (durable.Snapshot, error)
+	ListSnapshots(ctx context.Context, q sandbox.ListQuery) (page []durable.Snapshot, next string, err error)
 	RemoveSnapshot(ctx context.Context, ref string) error
 	// ExportSnapshot writes a snapshot as a tar archive. An error before the first
 	// byte is the answer to the request.
 	ExportSnapshot(ctx context.Context, ref string, w io.Writer) error
 	// ImportSnapshot reads an archive of ExportSnapshot.
-	ImportSnapshot(ctx context.Context, name string, labels map[string]string, r io.Reader) (sandbox.Snapshot, error)
-	PruneSnapshots(ctx context.Context, labels map[string]string) ([]sandbox.Snapshot, error)
+	ImportSnapshot(ctx context.Context, name string, labels map[string]string, r io.Reader) (durable.Snapshot, error)
+	PruneSnapshots(ctx context.Context, labels map[string]string) ([]durable.Snapshot, error)
 }
 
 // Keys manages the API keys of a tenant.
@@ -105,12 +106,12 @@ type Keys interface {
 
 // Profiles manages egress profiles.
 type Profiles interface {
-	Create(ctx context.Context, p sandbox.Profile) (sandbox.StoredProfile, error)
+	Create(ctx context.Context, p sandbox.Profile) (durable.StoredProfile, error)
 	// Apply stores a new version and applies it to running sandboxes. If ifVersion
 	// is not 0, it must be the present version.
-	Apply(ctx context.Context, ifVersion int64, p sandbox.Profile) (sandbox.StoredProfile, error)
-	Get(ctx context.Context, name string, version int64) (sandbox.StoredProfile, error)
-	List(ctx context.Context) ([]sandbox.StoredProfile, error)
+	Apply(ctx context.Context, ifVersion int64, p sandbox.Profile) (durable.StoredProfile, error)
+	Get(ctx context.Context, name string, version int64) (durable.StoredProfile, error)
+	List(ctx context.Context) ([]durable.StoredProfile, error)
 	Remove(ctx context.Context, name string) error
 	// Test checks a request against a profile. An empty method is GET.
 	Test(ctx context.Context, name, method, url string) (operator.Explanation, error)
@@ -119,9 +120,9 @@ type Profiles interface {
 // Secrets manages secrets. No method returns a value.
 type Secrets interface {
 	// Create and Rotate overwrite the value in their argument with zeros.
-	Create(ctx context.Context, s sandbox.NewSecret) (sandbox.StoredSecret, error)
-	Rotate(ctx context.Context, name string, v sandbox.SecretValue) (sandbox.StoredSecret, error)
-	List(ctx context.Context) ([]sandbox.StoredSecret, error)
+	Create(ctx context.Context, s durable.NewSecret) (durable.StoredSecret, error)
+	Rotate(ctx context.Context, name string, v durable.SecretValue) (durable.StoredSecret, error)
+	List(ctx context.Context) ([]durable.StoredSecret, error)
 	Remove(ctx context.Context, name string, force bool) error
 }
 
@@ -140,16 +141,16 @@ type Events interface {
 // Workspaces manages durable directories. Their names are unique within the
 // tenant.
 type Workspaces interface {
-	CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (sandbox.Workspace, error)
-	Workspaces(ctx context.Context) ([]sandbox.Workspace, error)
-	Workspace(ctx context.Context, name string) (sandbox.Workspace, error)
+	CreateWorkspace(ctx context.Context, n durable.NewWorkspace) (durable.Workspace, error)
+	Workspaces(ctx context.Context) ([]durable.Workspace, error)
+	Workspace(ctx context.Context, name string) (durable.Workspace, error)
 	RemoveWorkspace(ctx context.Context, name string) error
-	WorkspaceHistory(ctx context.Context, name string) ([]sandbox.WorkspaceVersion, error)
-	WorkspaceDiff(ctx context.Context, name string, from, to int) (changes []sandbox.WorkspaceChange, more bool, err error)
-	PersistWorkspace(ctx context.Context, name, note string) (sandbox.WorkspaceVersion, error)
-	RestoreWorkspace(ctx context.Context, name string, version int, note string) (sandbox.WorkspaceVersion, error)
-	PruneWorkspace(ctx context.Context, name string, last int, within time.Duration) (sandbox.WorkspacePruned, error)
-	VerifyWorkspace(ctx context.Context, name string, deep bool) (sandbox.WorkspaceReport, error)
+	WorkspaceHistory(ctx context.Context, name string) ([]durable.WorkspaceVersion, error)
+	WorkspaceDiff(ctx context.Context, name string, from, to int) (changes []durable.WorkspaceChange, more bool, err error)
+	PersistWorkspace(ctx context.Context, name, note string) (durable.WorkspaceVersion, error)
+	RestoreWorkspace(ctx context.Context, name string, version int, note string) (durable.WorkspaceVersion, error)
+	PruneWorkspace(ctx context.Context, name string, last int, within time.Duration) (durable.WorkspacePruned, error)
+	VerifyWorkspace(ctx context.Context, name string, deep bool) (durable.WorkspaceReport, error)
 }
 
 // Tenants manages tenants and their limits.

@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // EpochHeader is the epoch that the caller expects. If another sandbox serves
@@ -27,25 +28,25 @@ const FollowHeader = "Atoll-Follow"
 
 // Sessions manages sessions.
 type Sessions interface {
-	Create(ctx context.Context, n sandbox.NewSession) (sandbox.Opened, error)
-	Resume(ctx context.Context, r sandbox.ResumeRequest) (sandbox.Opened, error)
+	Create(ctx context.Context, n durable.NewSession) (durable.Opened, error)
+	Resume(ctx context.Context, r durable.ResumeRequest) (durable.Opened, error)
 	// Send keeps the file that goes along with an envelope.
-	Send(ctx context.Context, r io.Reader) (sandbox.ArchiveFile, error)
-	Get(ctx context.Context, ref string) (sandbox.Session, error)
+	Send(ctx context.Context, r io.Reader) (durable.ArchiveFile, error)
+	Get(ctx context.Context, ref string) (durable.Session, error)
 	Capabilities(ctx context.Context, ref string) (catalog.CapabilityDocument, error)
-	List(ctx context.Context, labels map[string]string) ([]sandbox.Session, error)
-	Update(ctx context.Context, ref string, c sandbox.SessionChange) (sandbox.Session, error)
+	List(ctx context.Context, labels map[string]string) ([]durable.Session, error)
+	Update(ctx context.Context, ref string, c durable.SessionChange) (durable.Session, error)
 	Remove(ctx context.Context, ref string) error
-	Usage(ctx context.Context, by string, from, to time.Time) ([]sandbox.SessionUsage, error)
+	Usage(ctx context.Context, by string, from, to time.Time) ([]durable.SessionUsage, error)
 }
 
 // Holders manages the holders of sessions' sandboxes.
 type Holders interface {
-	Acquire(ctx context.Context, ref string, h sandbox.HolderRef) (sandbox.Acquired, error)
-	Heartbeat(ctx context.Context, ref string, h sandbox.HolderRef) error
-	Release(ctx context.Context, ref string, h sandbox.HolderRef) error
-	Save(ctx context.Context, ref string, epoch int64, follow bool) (sandbox.Saved, error)
-	Envelope(ctx context.Context, ref string) (sandbox.Envelope, error)
+	Acquire(ctx context.Context, ref string, h durable.HolderRef) (durable.Acquired, error)
+	Heartbeat(ctx context.Context, ref string, h durable.HolderRef) error
+	Release(ctx context.Context, ref string, h durable.HolderRef) error
+	Save(ctx context.Context, ref string, epoch int64, follow bool) (durable.Saved, error)
+	Envelope(ctx context.Context, ref string) (durable.Envelope, error)
 	// Route returns the sandbox that serves a session. With follow, an earlier epoch
 	// is accepted if its files moved to the present sandbox.
 	Route(ctx context.Context, ref string, epoch int64, follow bool) (Routed, error)
@@ -63,8 +64,8 @@ type Routed struct {
 
 // Movers move sessions between providers.
 type Movers interface {
-	Targets(ctx context.Context, ref string) ([]sandbox.SessionTarget, error)
-	Swap(ctx context.Context, ref string, req sandbox.SwapRequest) (sandbox.Swapped, error)
+	Targets(ctx context.Context, ref string) ([]durable.SessionTarget, error)
+	Swap(ctx context.Context, ref string, req durable.SwapRequest) (durable.Swapped, error)
 	// Visit makes a sandbox on another provider and calls use with it.
 	Visit(ctx context.Context, ref, target string, use func(context.Context, sandbox.ID) error) error
 }
@@ -74,16 +75,16 @@ type SessionRef struct {
 	Ref string `path:"ref" maxLength:"63" doc:"id or name of the session"`
 }
 
-type newSessionInput struct{ Body sandbox.NewSession }
+type newSessionInput struct{ Body durable.NewSession }
 
-type resumeSessionInput struct{ Body sandbox.ResumeRequest }
+type resumeSessionInput struct{ Body durable.ResumeRequest }
 
 type openedOutput struct {
 	Status int
-	Body   sandbox.Opened
+	Body   durable.Opened
 }
 
-type sessionOutput struct{ Body sandbox.Session }
+type sessionOutput struct{ Body durable.Session }
 
 type sessionsInput struct {
 	Label []string `query:"label,explode" maxItems:"64" doc:"only those with this label, KEY=VALUE; with several, those that have all of them"`
@@ -91,21 +92,21 @@ type sessionsInput struct {
 
 type sessionsOutput struct {
 	Body struct {
-		Sessions []sandbox.Session `json:"sessions" doc:"by name"`
+		Sessions []durable.Session `json:"sessions" doc:"by name"`
 	}
 }
 
 type sessionChangeInput struct {
 	SessionRef
-	Body sandbox.SessionChange
+	Body durable.SessionChange
 }
 
 type holderInput struct {
 	SessionRef
-	Body sandbox.HolderRef
+	Body durable.HolderRef
 }
 
-type acquiredOutput struct{ Body sandbox.Acquired }
+type acquiredOutput struct{ Body durable.Acquired }
 
 type saveInput struct {
 	SessionRef
@@ -113,9 +114,9 @@ type saveInput struct {
 	Follow bool  `header:"Atoll-Follow" doc:"accept an earlier epoch if the session moved to its present sandbox with its files"`
 }
 
-type savedOutput struct{ Body sandbox.Saved }
+type savedOutput struct{ Body durable.Saved }
 
-type envelopeOutput struct{ Body sandbox.Envelope }
+type envelopeOutput struct{ Body durable.Envelope }
 
 type usageInput struct {
 	By   string    `query:"by" required:"true" maxLength:"200" doc:"label:KEY, group or provider" example:"label:team"`
@@ -125,7 +126,7 @@ type usageInput struct {
 
 type sessionUsageOutput struct {
 	Body struct {
-		Usage []sandbox.SessionUsage `json:"usage" doc:"by value"`
+		Usage []durable.SessionUsage `json:"usage" doc:"by value"`
 	}
 }
 
@@ -170,7 +171,7 @@ func (a *API) sessions() {
 		func(ctx context.Context, in *usageInput) (*sessionUsageOutput, error) {
 			out := &sessionUsageOutput{}
 			got, err := a.services.Sessions.Usage(ctx, in.By, in.From, in.To)
-			out.Body.Usage = append([]sandbox.SessionUsage{}, got...)
+			out.Body.Usage = append([]durable.SessionUsage{}, got...)
 			return out, a.problem(ctx, err)
 		})
 	a.holders()
@@ -178,8 +179,8 @@ func (a *API) sessions() {
 	a.routes()
 }
 
-func (a *API) openedSession(ctx context.Context) func(sandbox.Opened, error) (*openedOutput, error) {
-	return func(o sandbox.Opened, err error) (*openedOutput, error) {
+func (a *API) openedSession(ctx context.Context) func(durable.Opened, error) (*openedOutput, error) {
+	return func(o durable.Opened, err error) (*openedOutput, error) {
 		if err != nil {
 			return nil, a.problem(ctx, err)
 		}
@@ -198,7 +199,7 @@ func (a *API) listSessions(ctx context.Context, in *sessionsInput) (*sessionsOut
 	}
 	out := &sessionsOutput{}
 	all, err := a.services.Sessions.List(ctx, wanted)
-	out.Body.Sessions = append([]sandbox.Session{}, all...)
+	out.Body.Sessions = append([]durable.Session{}, all...)
 	return out, a.problem(ctx, err)
 }
 

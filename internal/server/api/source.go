@@ -11,41 +11,42 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 // Source works with source code in sandboxes. A dir is an absolute path in the
 // sandbox, or empty for its working directory.
 type Source interface {
-	Search(ctx context.Context, ref string, req sandbox.SearchRequest) (sandbox.SearchResult, error)
-	Patch(ctx context.Context, ref string, req sandbox.PatchRequest) (sandbox.PatchResult, error)
+	Search(ctx context.Context, ref string, req coding.SearchRequest) (coding.SearchResult, error)
+	Patch(ctx context.Context, ref string, req coding.PatchRequest) (coding.PatchResult, error)
 	// Write is Files.Write if the file has the expected SHA-256, in hexadecimal.
 	Write(ctx context.Context, ref, name string, r io.Reader, opts driver.WriteOptions, expect string) (sandbox.FileInfo, error)
 
-	Status(ctx context.Context, ref, dir string) (sandbox.GitStatus, error)
-	Diff(ctx context.Context, ref, dir string, opts sandbox.GitDiffOptions) (sandbox.GitDiff, error)
-	Log(ctx context.Context, ref, dir string, opts sandbox.GitLogOptions) (sandbox.GitLog, error)
+	Status(ctx context.Context, ref, dir string) (coding.GitStatus, error)
+	Diff(ctx context.Context, ref, dir string, opts coding.GitDiffOptions) (coding.GitDiff, error)
+	Log(ctx context.Context, ref, dir string, opts coding.GitLogOptions) (coding.GitLog, error)
 	// Show returns a commit with its difference or, with a file, with at most so
 	// many bytes of that file.
-	Show(ctx context.Context, ref, dir, rev, file string, maxBytes int64) (sandbox.GitShow, error)
-	Blame(ctx context.Context, ref, dir, rev, file string, first, last int) (sandbox.GitBlame, error)
+	Show(ctx context.Context, ref, dir, rev, file string, maxBytes int64) (coding.GitShow, error)
+	Blame(ctx context.Context, ref, dir, rev, file string, first, last int) (coding.GitBlame, error)
 	// Watch yields the state of a repository and then, until ctx ends, each state
 	// that differs from the one before.
-	Watch(ctx context.Context, ref, dir string) (iter.Seq2[sandbox.GitEvent, error], error)
+	Watch(ctx context.Context, ref, dir string) (iter.Seq2[coding.GitEvent, error], error)
 }
 
 type searchInput struct {
 	SandboxRef
-	Body sandbox.SearchRequest
+	Body coding.SearchRequest
 }
 
-type searchOutput struct{ Body sandbox.SearchResult }
+type searchOutput struct{ Body coding.SearchResult }
 
 type patchInput struct {
 	SandboxRef
-	Body sandbox.PatchRequest
+	Body coding.PatchRequest
 }
 
-type patchOutput struct{ Body sandbox.PatchResult }
+type patchOutput struct{ Body coding.PatchResult }
 
 // GitRef names a directory in a repository of a sandbox.
 type GitRef struct {
@@ -53,7 +54,7 @@ type GitRef struct {
 	Path string `query:"path" maxLength:"4096" doc:"absolute path of a directory in the repository; the working directory of the sandbox if it is left out"`
 }
 
-type gitStatusOutput struct{ Body sandbox.GitStatus }
+type gitStatusOutput struct{ Body coding.GitStatus }
 
 type gitDiffInput struct {
 	GitRef
@@ -65,7 +66,7 @@ type gitDiffInput struct {
 	MaxBytes int      `query:"maxBytes" minimum:"0" maximum:"2097152" doc:"of the changes of one file; 524288 if it is left out"`
 }
 
-type gitDiffOutput struct{ Body sandbox.GitDiff }
+type gitDiffOutput struct{ Body coding.GitDiff }
 
 type gitLogInput struct {
 	GitRef
@@ -75,7 +76,7 @@ type gitLogInput struct {
 	Paths []string `query:"paths,explode" maxItems:"100" doc:"only commits that changed these files or directories, relative to path"`
 }
 
-type gitLogOutput struct{ Body sandbox.GitLog }
+type gitLogOutput struct{ Body coding.GitLog }
 
 type gitShowInput struct {
 	GitRef
@@ -84,7 +85,7 @@ type gitShowInput struct {
 	MaxBytes int64  `query:"maxBytes" minimum:"0" maximum:"8388608" doc:"of the file, or of the changes of one file, at most 2097152; 524288 if it is left out"`
 }
 
-type gitShowOutput struct{ Body sandbox.GitShow }
+type gitShowOutput struct{ Body coding.GitShow }
 
 type gitBlameInput struct {
 	GitRef
@@ -94,7 +95,7 @@ type gitBlameInput struct {
 	Last  int    `query:"last" minimum:"0" doc:"the last line"`
 }
 
-type gitBlameOutput struct{ Body sandbox.GitBlame }
+type gitBlameOutput struct{ Body coding.GitBlame }
 
 func (a *API) source() {
 	search := operation("searchFiles", http.MethodPost, "/v1/sandboxes/{ref}/files/search", "Files", "Search files by name, by content, or by both", ops.SandboxFind, ops.FilesList)
@@ -115,12 +116,12 @@ func (a *API) source() {
 		})
 	huma.Register(a.huma, operation("gitDiff", http.MethodGet, git+"/diff", "Git", "Compare commits, the index or the working tree with its untracked files", ops.SandboxFind, ops.GitRead),
 		func(ctx context.Context, in *gitDiffInput) (*gitDiffOutput, error) {
-			out, err := a.services.Source.Diff(ctx, in.Ref, in.Path, sandbox.GitDiffOptions{Staged: in.Staged, From: in.From, To: in.To, Paths: in.Paths, Context: in.Context, MaxBytes: in.MaxBytes})
+			out, err := a.services.Source.Diff(ctx, in.Ref, in.Path, coding.GitDiffOptions{Staged: in.Staged, From: in.From, To: in.To, Paths: in.Paths, Context: in.Context, MaxBytes: in.MaxBytes})
 			return &gitDiffOutput{out}, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("gitLog", http.MethodGet, git+"/log", "Git", "List commits, the latest first", ops.SandboxFind, ops.GitRead),
 		func(ctx context.Context, in *gitLogInput) (*gitLogOutput, error) {
-			out, err := a.services.Source.Log(ctx, in.Ref, in.Path, sandbox.GitLogOptions{Rev: in.Rev, Max: in.Max, Skip: in.Skip, Paths: in.Paths})
+			out, err := a.services.Source.Log(ctx, in.Ref, in.Path, coding.GitLogOptions{Rev: in.Rev, Max: in.Max, Skip: in.Skip, Paths: in.Paths})
 			return &gitLogOutput{out}, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("gitShow", http.MethodGet, git+"/show", "Git", "Show a commit with its changes, or a file as it was then", ops.SandboxFind, ops.GitRead),
@@ -146,7 +147,7 @@ func (a *API) watchGit(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	epoch := routedBy(ctx).Epoch
-	relay(a, ctx, cancel, newEvents(w), states, func(out *events, e sandbox.GitEvent) bool {
+	relay(a, ctx, cancel, newEvents(w), states, func(out *events, e coding.GitEvent) bool {
 		e.LeaseEpoch = epoch
 		return out.send("", "git.changed", e)
 	})

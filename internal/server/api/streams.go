@@ -13,6 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // StreamPath is the path of the sockets of viewers. Their tokens authenticate
@@ -29,28 +30,28 @@ const (
 
 // Streams opens sandboxes to viewers.
 type Streams interface {
-	Create(ctx context.Context, ref string, by sandbox.StreamSession, n sandbox.NewStream) (sandbox.StreamAccess, error)
+	Create(ctx context.Context, ref string, by viewing.StreamSession, n viewing.NewStream) (viewing.StreamAccess, error)
 	// Renew returns a new token of a stream, for ttl seconds.
-	Renew(ctx context.Context, ref string, by sandbox.StreamSession, id string, ttl int64) (sandbox.StreamAccess, error)
-	List(ctx context.Context, ref string, by sandbox.StreamSession) ([]sandbox.Stream, error)
-	Revoke(ctx context.Context, ref string, by sandbox.StreamSession, id string) error
+	Renew(ctx context.Context, ref string, by viewing.StreamSession, id string, ttl int64) (viewing.StreamAccess, error)
+	List(ctx context.Context, ref string, by viewing.StreamSession) ([]viewing.Stream, error)
+	Revoke(ctx context.Context, ref string, by viewing.StreamSession, id string) error
 	// Redeem exchanges the one-time code of a stream's link, or an earlier token of
 	// such a stream, for a token.
-	Redeem(ctx context.Context, id string, with sandbox.StreamRedemption) (sandbox.StreamAccess, error)
+	Redeem(ctx context.Context, id string, with viewing.StreamRedemption) (viewing.StreamAccess, error)
 	// Serve checks the token, serves the socket and closes it.
 	Serve(ws *websocket.Conn, id, token string)
 }
 
 type streamInput struct {
 	SandboxRef
-	Body sandbox.NewStream
+	Body viewing.NewStream
 }
 
-type streamAccessOutput struct{ Body sandbox.StreamAccess }
+type streamAccessOutput struct{ Body viewing.StreamAccess }
 
 type streamsOutput struct {
 	Body struct {
-		Streams []sandbox.Stream `json:"streams" doc:"by id, without tokens"`
+		Streams []viewing.Stream `json:"streams" doc:"by id, without tokens"`
 	}
 }
 
@@ -69,14 +70,14 @@ type streamRenewal struct {
 
 type streamRedemption struct {
 	ID   string `path:"id" maxLength:"64" doc:"id of the stream"`
-	Body sandbox.StreamRedemption
+	Body viewing.StreamRedemption
 }
 
 type routedKey struct{}
 
 // routedBy returns the session whose request goes to a sandbox.
-func routedBy(ctx context.Context) sandbox.StreamSession {
-	by, _ := ctx.Value(routedKey{}).(sandbox.StreamSession)
+func routedBy(ctx context.Context) viewing.StreamSession {
+	by, _ := ctx.Value(routedKey{}).(viewing.StreamSession)
 	return by
 }
 
@@ -169,5 +170,5 @@ func receiveToken(w http.ResponseWriter, r *http.Request) (ws *websocket.Conn, t
 // withRoute records the session of a routed request, given by its id.
 func withRoute(r *http.Request, session string, epoch int64) *http.Request {
 	ctx := span.WithEpoch(r.Context(), session, epoch)
-	return r.WithContext(context.WithValue(ctx, routedKey{}, sandbox.StreamSession{Ref: session, Epoch: epoch}))
+	return r.WithContext(context.WithValue(ctx, routedKey{}, viewing.StreamSession{Ref: session, Epoch: epoch}))
 }

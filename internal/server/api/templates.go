@@ -15,27 +15,28 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Templates builds and manages templates.
 type Templates interface {
 	// BuildFromTar builds a template and reports progress, from one goroutine at a
 	// time.
-	BuildFromTar(ctx context.Context, req template.TarRequest, tell func(sandbox.BuildEvent)) (sandbox.Template, error)
-	Templates(ctx context.Context) ([]sandbox.Template, error)
-	Template(ctx context.Context, ref string) (sandbox.Template, error)
-	TagTemplate(ctx context.Context, ref, as string) (sandbox.Template, error)
+	BuildFromTar(ctx context.Context, req template.TarRequest, tell func(durable.BuildEvent)) (durable.Template, error)
+	Templates(ctx context.Context) ([]durable.Template, error)
+	Template(ctx context.Context, ref string) (durable.Template, error)
+	TagTemplate(ctx context.Context, ref, as string) (durable.Template, error)
 	RemoveTemplate(ctx context.Context, ref string) error
 	// PublishTemplate lets other tenants use a template, or ends that.
-	PublishTemplate(ctx context.Context, name string, public bool) (sandbox.Visibility, error)
+	PublishTemplate(ctx context.Context, name string, public bool) (durable.Visibility, error)
 	// PruneTemplates returns how many bytes it freed.
 	PruneTemplates(ctx context.Context, unused time.Duration) (int64, error)
 }
 
 // buildLine is one line of the response to a build. Exactly one field is set.
 type buildLine struct {
-	Event    *sandbox.BuildEvent `json:"event,omitempty"`
-	Template *sandbox.Template   `json:"template,omitempty"`
+	Event    *durable.BuildEvent `json:"event,omitempty"`
+	Template *durable.Template   `json:"template,omitempty"`
 	Problem  *Problem            `json:"problem,omitempty"`
 }
 
@@ -51,7 +52,7 @@ type visibilityInput struct {
 	}
 }
 
-type visibilityOutput struct{ Body sandbox.Visibility }
+type visibilityOutput struct{ Body durable.Visibility }
 
 type tagInput struct {
 	TemplateRef
@@ -60,11 +61,11 @@ type tagInput struct {
 	}
 }
 
-type templateOutput struct{ Body sandbox.Template }
+type templateOutput struct{ Body durable.Template }
 
 type templatesOutput struct {
 	Body struct {
-		Templates []sandbox.Template `json:"templates" doc:"by name and tag"`
+		Templates []durable.Template `json:"templates" doc:"by name and tag"`
 	}
 }
 
@@ -91,7 +92,7 @@ func (a *API) templates() {
 	huma.Register(a.huma, operation("listTemplates", http.MethodGet, base, "Templates", "List templates", ops.TemplateList), func(ctx context.Context, _ *none) (*templatesOutput, error) {
 		all, err := a.services.Templates.Templates(ctx)
 		out := &templatesOutput{}
-		out.Body.Templates = append([]sandbox.Template{}, all...)
+		out.Body.Templates = append([]durable.Template{}, all...)
 		return out, a.problem(ctx, err)
 	})
 	huma.Register(a.huma, operation("getTemplate", http.MethodGet, base+"/{name}", "Templates", "Get a template", ops.TemplateGet), func(ctx context.Context, in *TemplateRef) (*templateOutput, error) {
@@ -144,7 +145,7 @@ func (a *API) buildTemplate(w http.ResponseWriter, r *http.Request) error {
 		}
 		out.write(line)
 	}
-	t, err := a.services.Templates.BuildFromTar(r.Context(), req, func(e sandbox.BuildEvent) { write(buildLine{Event: &e}) })
+	t, err := a.services.Templates.BuildFromTar(r.Context(), req, func(e durable.BuildEvent) { write(buildLine{Event: &e}) })
 	switch {
 	case err == nil:
 		write(buildLine{Template: &t})

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 // busy is a repository whose state changes all the time.
@@ -20,10 +20,10 @@ type busy struct {
 	ended chan struct{} // closed when nobody follows any more
 }
 
-func (b *busy) Watch(ctx context.Context, _, _ string) (iter.Seq2[sandbox.GitEvent, error], error) {
-	return func(yield func(sandbox.GitEvent, error) bool) {
+func (b *busy) Watch(ctx context.Context, _, _ string) (iter.Seq2[coding.GitEvent, error], error) {
+	return func(yield func(coding.GitEvent, error) bool) {
 		defer close(b.ended)
-		e := sandbox.GitEvent{IsRepo: true, Head: strings.Repeat("x", 64<<10)}
+		e := coding.GitEvent{IsRepo: true, Head: strings.Repeat("x", 64<<10)}
 		for ; ctx.Err() == nil; e.Revision++ {
 			if !yield(e, nil) {
 				return

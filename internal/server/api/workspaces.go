@@ -7,7 +7,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // WorkspaceRef names a workspace.
@@ -15,21 +15,21 @@ type WorkspaceRef struct {
 	Name string `path:"name" maxLength:"63" doc:"name of the workspace"`
 }
 
-type newWorkspaceInput struct{ Body sandbox.NewWorkspace }
+type newWorkspaceInput struct{ Body durable.NewWorkspace }
 
-type workspaceOutput struct{ Body sandbox.Workspace }
+type workspaceOutput struct{ Body durable.Workspace }
 
 type workspacesOutput struct {
 	Body struct {
-		Workspaces []sandbox.Workspace `json:"workspaces" doc:"by name"`
+		Workspaces []durable.Workspace `json:"workspaces" doc:"by name"`
 	}
 }
 
-type versionOutput struct{ Body sandbox.WorkspaceVersion }
+type versionOutput struct{ Body durable.WorkspaceVersion }
 
 type versionsOutput struct {
 	Body struct {
-		Versions []sandbox.WorkspaceVersion `json:"versions" doc:"oldest first"`
+		Versions []durable.WorkspaceVersion `json:"versions" doc:"oldest first"`
 	}
 }
 
@@ -41,7 +41,7 @@ type diffInput struct {
 
 type diffOutput struct {
 	Body struct {
-		Changes []sandbox.WorkspaceChange `json:"changes" doc:"by path"`
+		Changes []durable.WorkspaceChange `json:"changes" doc:"by path"`
 		More    bool                      `json:"more,omitempty" doc:"there are more changes than are listed"`
 	}
 }
@@ -69,14 +69,14 @@ type pruneWorkspaceInput struct {
 	}
 }
 
-type prunedOutput struct{ Body sandbox.WorkspacePruned }
+type prunedOutput struct{ Body durable.WorkspacePruned }
 
 type verifyInput struct {
 	WorkspaceRef
 	Deep bool `query:"deep" doc:"read every byte"`
 }
 
-type workspaceReportOutput struct{ Body sandbox.WorkspaceReport }
+type workspaceReportOutput struct{ Body durable.WorkspaceReport }
 
 func (a *API) workspaces() {
 	const tag = "Workspaces"
@@ -90,7 +90,7 @@ func (a *API) workspaces() {
 		func(ctx context.Context, _ *none) (*workspacesOutput, error) {
 			all, err := a.services.Workspaces.Workspaces(ctx)
 			out := &workspacesOutput{}
-			out.Body.Workspaces = append([]sandbox.Workspace{}, all...)
+			out.Body.Workspaces = append([]durable.Workspace{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("getWorkspace", http.MethodGet, "/v1/workspaces/{name}", tag, "Get a workspace", ops.WorkspaceGet),
@@ -107,14 +107,14 @@ func (a *API) workspaces() {
 		func(ctx context.Context, in *WorkspaceRef) (*versionsOutput, error) {
 			all, err := a.services.Workspaces.WorkspaceHistory(ctx, in.Name)
 			out := &versionsOutput{}
-			out.Body.Versions = append([]sandbox.WorkspaceVersion{}, all...)
+			out.Body.Versions = append([]durable.WorkspaceVersion{}, all...)
 			return out, a.problem(ctx, err)
 		})
 	huma.Register(a.huma, operation("diffVersions", http.MethodGet, "/v1/workspaces/{name}/diff", tag, "Compare two versions", ops.WorkspaceDiff),
 		func(ctx context.Context, in *diffInput) (*diffOutput, error) {
 			all, more, err := a.services.Workspaces.WorkspaceDiff(ctx, in.Name, in.From, in.To)
 			out := &diffOutput{}
-			out.Body.Changes, out.Body.More = append([]sandbox.WorkspaceChange{}, all...), more
+			out.Body.Changes, out.Body.More = append([]durable.WorkspaceChange{}, all...), more
 			return out, a.problem(ctx, err)
 		})
 	a.workspaceActions(tag)

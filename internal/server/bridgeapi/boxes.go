@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Name is the name of the tenant's template and egress profile for its
@@ -95,7 +96,7 @@ func (h *Handler) image(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if slices.ContainsFunc(all, func(t sandbox.Template) bool { return t.Name == Name && t.Tag == "latest" }) {
+	if slices.ContainsFunc(all, func(t durable.Template) bool { return t.Name == Name && t.Tag == "latest" }) {
 		return "template:" + Name + ":latest", nil
 	}
 	there, err := h.services.HasImage(ctx, "base")

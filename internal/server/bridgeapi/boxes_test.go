@@ -6,21 +6,22 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // tenant is a fake tenant. It records the sandboxes that it is asked to create.
 type tenant struct {
 	Sandboxes
-	templates []sandbox.Template
+	templates []durable.Template
 	profile   error
 	image     bool
 	made      sandbox.Spec
 }
 
-func (f *tenant) Templates(context.Context) ([]sandbox.Template, error) { return f.templates, nil }
+func (f *tenant) Templates(context.Context) ([]durable.Template, error) { return f.templates, nil }
 
-func (f *tenant) Get(context.Context, string, int64) (sandbox.StoredProfile, error) {
-	return sandbox.StoredProfile{}, f.profile
+func (f *tenant) Get(context.Context, string, int64) (durable.StoredProfile, error) {
+	return durable.StoredProfile{}, f.profile
 }
 
 func (f *tenant) CreateFor(_ context.Context, spec sandbox.Spec, _ time.Duration) (sandbox.Sandbox, error) {
@@ -38,8 +39,8 @@ func TestWhatSandboxesAreMadeOf(t *testing.T) {
 	}{
 		"nothing":           {tenant{profile: missing}, "host", "", ""},
 		"an image":          {tenant{profile: missing, image: true}, "base", "", ""},
-		"a template":        {tenant{profile: missing, image: true, templates: []sandbox.Template{{Name: "bridge", Tag: "latest"}}}, "template:bridge:latest", "", ""},
-		"another tag":       {tenant{profile: missing, templates: []sandbox.Template{{Name: "bridge", Tag: "old"}}}, "host", "", ""},
+		"a template":        {tenant{profile: missing, image: true, templates: []durable.Template{{Name: "bridge", Tag: "latest"}}}, "template:bridge:latest", "", ""},
+		"another tag":       {tenant{profile: missing, templates: []durable.Template{{Name: "bridge", Tag: "old"}}}, "host", "", ""},
 		"a profile":         {tenant{}, "host", "bridge", ""},
 		"an unknown policy": {tenant{profile: &sandbox.Error{Code: sandbox.CodeUnavailable}}, "", "", sandbox.CodeUnavailable},
 	} {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 // links are fake files, some of which are symbolic links. The fuzzer chooses
@@ -44,7 +45,7 @@ func FuzzPaths(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if !below(p) || path.Clean(p) != p || strings.ContainsRune(p, 0) || len(p) > sandbox.MaxPathLen+len(root)+1 {
+		if !below(p) || path.Clean(p) != p || strings.ContainsRune(p, 0) || len(p) > bounds.MaxPathLen+len(root)+1 {
 			t.Fatalf("%q is %q", escaped, p)
 		}
 		files := &links{name: name, target: target}

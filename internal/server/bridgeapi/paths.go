@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 // root is the directory that clients work in, and below which their paths must
@@ -24,8 +25,8 @@ func within(p, what string) (string, error) {
 		return "", invalid("%s must not be empty", what)
 	case strings.ContainsRune(p, 0):
 		return "", invalid("%s must not contain a NUL byte", what)
-	case len(p) > sandbox.MaxPathLen:
-		return "", invalid("%s must not be longer than %d bytes", what, sandbox.MaxPathLen)
+	case len(p) > bounds.MaxPathLen:
+		return "", invalid("%s must not be longer than %d bytes", what, bounds.MaxPathLen)
 	}
 	if !path.IsAbs(p) {
 		p = root + "/" + p

@@ -15,6 +15,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Services carries out requests. All methods and functions may be called
@@ -67,13 +68,13 @@ type Entrance interface {
 
 // Templates gives access to the templates of a tenant.
 type Templates interface {
-	Templates(ctx context.Context) ([]sandbox.Template, error)
+	Templates(ctx context.Context) ([]durable.Template, error)
 }
 
 // Profiles gives access to the egress profiles of a tenant.
 type Profiles interface {
 	// Get returns a version of a profile, the newest for 0.
-	Get(ctx context.Context, name string, version int64) (sandbox.StoredProfile, error)
+	Get(ctx context.Context, name string, version int64) (durable.StoredProfile, error)
 }
 
 // Box is a running sandbox.

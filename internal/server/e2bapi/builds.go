@@ -16,6 +16,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // The states of a build.
@@ -194,7 +195,7 @@ func buildProblem(err error) string {
 }
 
 // tell logs messages of the builder, and splits output into lines.
-func (b *build) tell(e sandbox.BuildEvent) {
+func (b *build) tell(e durable.BuildEvent) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if e.Step != b.step || !e.Output {

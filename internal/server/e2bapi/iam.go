@@ -8,7 +8,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/server/routes"
-	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 // iam lists identity tokens of a sandbox, which transforms add to requests.
@@ -40,12 +40,12 @@ func (i *iam) label(labels map[string]string) error {
 	control := func(r rune) bool { return r < ' ' || r >= 0x7f && r < 0xa0 }
 	for name, t := range i.Tokens {
 		switch {
-		case name == "" || len(labelToken+name) > sandbox.MaxLabelLen || strings.ContainsAny(name, "{}") || strings.ContainsFunc(name, control):
+		case name == "" || len(labelToken+name) > bounds.MaxLabelLen || strings.ContainsAny(name, "{}") || strings.ContainsFunc(name, control):
 			return invalid("iam.tokens", "%.80q cannot be the name of a token", name)
 		case t.TokenType != tokenType:
 			return invalid("iam.tokens."+name, "%.80q is not a type of tokens; %s is", t.TokenType, tokenType)
-		case t.Audience == "" || len(t.Audience) > sandbox.MaxLabelLen || strings.ContainsFunc(t.Audience, control):
-			return invalid("iam.tokens."+name, "the audience is empty, or has more than %d bytes, or a control character", sandbox.MaxLabelLen)
+		case t.Audience == "" || len(t.Audience) > bounds.MaxLabelLen || strings.ContainsFunc(t.Audience, control):
+			return invalid("iam.tokens."+name, "the audience is empty, or has more than %d bytes, or a control character", bounds.MaxLabelLen)
 		}
 		labels[labelToken+name] = t.Audience
 	}

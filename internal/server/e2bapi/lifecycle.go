@@ -4,6 +4,7 @@ import (
 	"net/http"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // pause pauses a sandbox to disk. If it is already paused, the status is 409.
@@ -67,7 +68,7 @@ func (h *sandboxAPI) fork(w http.ResponseWriter, r *http.Request) error {
 	if state, _ := stateOf(&s); state == "paused" {
 		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: publicID(s.ID), Message: "the sandbox is paused", Hint: "connect to it first"}
 	}
-	copies, err := h.lifecycle.Fork(r.Context(), string(s.ID), sandbox.ForkRequest{Count: count})
+	copies, err := h.lifecycle.Fork(r.Context(), string(s.ID), durable.ForkRequest{Count: count})
 	if err != nil {
 		return err
 	}

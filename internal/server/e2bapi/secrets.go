@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // secretAPI serves secrets, never their values.
@@ -30,7 +31,7 @@ const secretPrefix = "sec_"
 // receive a secret. It is an extension of E2B's API.
 const secretHosts = "atoll.hosts"
 
-func toSecret(s sandbox.StoredSecret) secretInfo {
+func toSecret(s durable.StoredSecret) secretInfo {
 	out := secretInfo{
 		SecretID: secretPrefix + s.Name, Name: s.Name, CurrentVersion: s.Version, Metadata: map[string]string{},
 		CreatedAt: stamp(s.Created), UpdatedAt: stamp(s.Updated),
@@ -89,7 +90,7 @@ func (h *secretAPI) create(w http.ResponseWriter, r *http.Request) error {
 			hosts = append(hosts, strings.TrimSpace(host))
 		}
 	}
-	s, err := h.secrets.Create(r.Context(), sandbox.NewSecret{Name: name, Value: []byte(req.Value), Hosts: hosts, Labels: req.Metadata})
+	s, err := h.secrets.Create(r.Context(), durable.NewSecret{Name: name, Value: []byte(req.Value), Hosts: hosts, Labels: req.Metadata})
 	if err != nil {
 		return err
 	}
@@ -112,7 +113,7 @@ func (h *secretAPI) update(w http.ResponseWriter, r *http.Request) error {
 	if req.Metadata != nil && req.Metadata[secretHosts] != old.Labels[secretHosts] {
 		return invalid("metadata", "%s is chosen when a secret is made", secretHosts)
 	}
-	s, err := h.secrets.Rotate(r.Context(), old.Name, sandbox.SecretValue{Value: []byte(req.Value), Labels: req.Metadata})
+	s, err := h.secrets.Rotate(r.Context(), old.Name, durable.SecretValue{Value: []byte(req.Value), Labels: req.Metadata})
 	if err != nil {
 		return err
 	}
@@ -121,18 +122,18 @@ func (h *secretAPI) update(w http.ResponseWriter, r *http.Request) error {
 }
 
 // find returns the secret that a path names, by its id or its name.
-func (h *secretAPI) find(r *http.Request) (sandbox.StoredSecret, error) {
+func (h *secretAPI) find(r *http.Request) (durable.StoredSecret, error) {
 	name := strings.TrimPrefix(strings.ToLower(r.PathValue("id")), secretPrefix)
 	all, err := h.secrets.List(r.Context())
 	if err != nil {
-		return sandbox.StoredSecret{}, err
+		return durable.StoredSecret{}, err
 	}
 	for _, s := range all {
 		if strings.ToLower(s.Name) == name {
 			return s, nil
 		}
 	}
-	return sandbox.StoredSecret{}, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: clip(name), Message: "there is no such secret"}
+	return durable.StoredSecret{}, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: clip(name), Message: "there is no such secret"}
 }
 
 func (h *secretAPI) get(w http.ResponseWriter, r *http.Request) error {

@@ -18,6 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Services handles requests. All methods and functions may be called
@@ -84,7 +85,7 @@ type Lifecycle interface {
 	// Reboot starts a paused or stopped sandbox from its files, without its memory.
 	Reboot(ctx context.Context, ref string) (sandbox.Sandbox, error)
 	// Fork copies a running sandbox.
-	Fork(ctx context.Context, ref string, req sandbox.ForkRequest) ([]sandbox.Sandbox, error)
+	Fork(ctx context.Context, ref string, req durable.ForkRequest) ([]sandbox.Sandbox, error)
 }
 
 // Networks changes the network settings of sandboxes.
@@ -128,9 +129,9 @@ type Rights interface {
 
 // Snapshots creates and lists snapshots of sandboxes.
 type Snapshots interface {
-	CreateSnapshot(ctx context.Context, ref string, req sandbox.SnapshotRequest) (sandbox.Snapshot, error)
+	CreateSnapshot(ctx context.Context, ref string, req durable.SnapshotRequest) (durable.Snapshot, error)
 	// ListSnapshots returns a page, newest first, and the cursor of the next one.
-	ListSnapshots(ctx context.Context, q sandbox.ListQuery) (page []sandbox.Snapshot, next string, err error)
+	ListSnapshots(ctx context.Context, q sandbox.ListQuery) (page []durable.Snapshot, next string, err error)
 	RemoveSnapshot(ctx context.Context, ref string) error
 }
 
@@ -144,40 +145,40 @@ type Events interface {
 type Secrets interface {
 	// Create and Rotate clear the value they are given. Rotate keeps labels that are
 	// nil.
-	Create(ctx context.Context, s sandbox.NewSecret) (sandbox.StoredSecret, error)
-	Rotate(ctx context.Context, name string, v sandbox.SecretValue) (sandbox.StoredSecret, error)
+	Create(ctx context.Context, s durable.NewSecret) (durable.StoredSecret, error)
+	Rotate(ctx context.Context, name string, v durable.SecretValue) (durable.StoredSecret, error)
 	// List returns all, by name.
-	List(ctx context.Context) ([]sandbox.StoredSecret, error)
+	List(ctx context.Context) ([]durable.StoredSecret, error)
 	Remove(ctx context.Context, name string, force bool) error
 }
 
 // Templates manages the names of templates. A ref is NAME:TAG.
 type Templates interface {
 	// Templates returns those of the caller's tenant.
-	Templates(ctx context.Context) ([]sandbox.Template, error)
+	Templates(ctx context.Context) ([]durable.Template, error)
 	// Template takes TENANT/NAME:TAG too, for a public one of another tenant.
-	Template(ctx context.Context, ref string) (sandbox.Template, error)
+	Template(ctx context.Context, ref string) (durable.Template, error)
 	// PublishTemplate lets other tenants use all tags of a name, or ends that.
-	PublishTemplate(ctx context.Context, name string, public bool) (sandbox.Visibility, error)
+	PublishTemplate(ctx context.Context, name string, public bool) (durable.Visibility, error)
 	// TagTemplate gives a template another name.
-	TagTemplate(ctx context.Context, ref, as string) (sandbox.Template, error)
+	TagTemplate(ctx context.Context, ref, as string) (durable.Template, error)
 	RemoveTemplate(ctx context.Context, ref string) error
 }
 
 // Builder builds templates.
 type Builder interface {
 	// BuildTemplate calls req.Log from one goroutine at a time.
-	BuildTemplate(ctx context.Context, req template.NamedRequest) (sandbox.Template, error)
+	BuildTemplate(ctx context.Context, req template.NamedRequest) (durable.Template, error)
 }
 
 // Workspaces manages durable directories, which E2B calls volumes.
 type Workspaces interface {
-	CreateWorkspace(ctx context.Context, n sandbox.NewWorkspace) (sandbox.Workspace, error)
-	Workspaces(ctx context.Context) ([]sandbox.Workspace, error)
+	CreateWorkspace(ctx context.Context, n durable.NewWorkspace) (durable.Workspace, error)
+	Workspaces(ctx context.Context) ([]durable.Workspace, error)
 	RemoveWorkspace(ctx context.Context, name string) error
 	// EnterWorkspace returns a workspace of any tenant, and the context for requests
 	// with its token, which this package checks, and which was given to a key.
-	EnterWorkspace(ctx context.Context, id, keyID string) (context.Context, sandbox.Workspace, error)
+	EnterWorkspace(ctx context.Context, id, keyID string) (context.Context, durable.Workspace, error)
 	// ReadWorkspace and WriteWorkspace call do with the directory of a workspace.
 	// It is not removed meanwhile.
 	ReadWorkspace(ctx context.Context, name string, do func(*os.Root) error) error

@@ -9,23 +9,24 @@ import (
 	"sync"
 
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // defaultTag is the tag if none is given.
 const defaultTag = "default"
 
 // tagOf returns the tag that a snapshot was created with.
-func tagOf(s *sandbox.Snapshot) string { return cmp.Or(s.Labels[labelTag], defaultTag) }
+func tagOf(s *durable.Snapshot) string { return cmp.Or(s.Labels[labelTag], defaultTag) }
 
 // hasName reports whether a snapshot has a name, which is NAME or NAME:TAG.
-func hasName(s *sandbox.Snapshot, name string) bool {
+func hasName(s *durable.Snapshot, name string) bool {
 	name, tag, _ := strings.Cut(name, ":")
 	return name != "" && s.Labels[labelName] == name && tagOf(s) == cmp.Or(tag, defaultTag)
 }
 
 // all returns the finished snapshots with the labels, newest first.
 // Clients do not see the snapshots that belong to templates.
-func (h *snapshotAPI) all(ctx context.Context, labels map[string]string) (all []sandbox.Snapshot, err error) {
+func (h *snapshotAPI) all(ctx context.Context, labels map[string]string) (all []durable.Snapshot, err error) {
 	q := sandbox.ListQuery{Labels: labels, Limit: 1000}
 	for {
 		page, next, err := h.snapshots.ListSnapshots(ctx, q)
@@ -33,7 +34,7 @@ func (h *snapshotAPI) all(ctx context.Context, labels map[string]string) (all []
 			return nil, err
 		}
 		for _, s := range page {
-			if s.Ready && s.Labels[sandbox.LabelTemplate] == "" {
+			if s.Ready && s.Labels[durable.LabelTemplate] == "" {
 				all = append(all, s)
 			}
 		}
@@ -53,7 +54,7 @@ type snapshotInfo struct {
 	Names      []string `json:"names"`
 }
 
-func toSnapshot(s *sandbox.Snapshot) snapshotInfo {
+func toSnapshot(s *durable.Snapshot) snapshotInfo {
 	out := snapshotInfo{SnapshotID: s.ID + ":" + tagOf(s), Names: []string{}}
 	if name := s.Labels[labelName]; name != "" {
 		out.Names = append(out.Names, name+":"+tagOf(s))
@@ -96,7 +97,7 @@ func (h *snapshotAPI) create(w http.ResponseWriter, r *http.Request) error {
 			labels[k] = v
 		}
 	}
-	made, err := h.snapshots.CreateSnapshot(r.Context(), string(s.ID), sandbox.SnapshotRequest{Memory: req.Memory == nil || *req.Memory, Labels: labels})
+	made, err := h.snapshots.CreateSnapshot(r.Context(), string(s.ID), durable.SnapshotRequest{Memory: req.Memory == nil || *req.Memory, Labels: labels})
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // order describes a build.
@@ -51,7 +52,7 @@ type buildStep struct {
 }
 
 // build unpacks the files of every step into a private directory, and builds.
-func (h *buildAPI) build(ctx context.Context, b *order, tell func(sandbox.BuildEvent)) error {
+func (h *buildAPI) build(ctx context.Context, b *order, tell func(durable.BuildEvent)) error {
 	dir, err := os.MkdirTemp(h.opts.Builds, "")
 	if err != nil {
 		return err
@@ -77,12 +78,12 @@ func (h *buildAPI) build(ctx context.Context, b *order, tell func(sandbox.BuildE
 	first := b.Name + ":" + b.Tags[0]
 	_, err = h.services.Builder.BuildTemplate(ctx, template.NamedRequest{
 		Name: first, Description: d, Files: files, NoCache: b.Force, Login: b.Login, Network: b.Network, Build: b.ID, CPUs: b.CPUs, Memory: b.Memory,
-		Log: func(e sandbox.BuildEvent) {
+		Log: func(e durable.BuildEvent) {
 			text, step := e.Text, numberOf(numbers, e.Step)
 			if !e.Output && step > 0 {
 				text = fmt.Sprintf("[%d/%d] %s%s", step, len(b.Steps), map[bool]string{true: "CACHED "}[e.Cached], e.Text)
 			}
-			tell(sandbox.BuildEvent{Time: e.Time, Step: step, Text: text, Output: e.Output})
+			tell(durable.BuildEvent{Time: e.Time, Step: step, Text: text, Output: e.Output})
 		},
 	})
 	for _, tag := range b.Tags[1:] {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // templateAPI serves templates: built ones, and snapshots.
@@ -49,7 +50,7 @@ func splitRef(ctx context.Context, ref string) (name, tag string) {
 
 // buildID returns the id of a build for clients: the one that they were given,
 // or a computed one if another API built it.
-func buildID(t *sandbox.Template) string {
+func buildID(t *durable.Template) string {
 	if t.Build != "" {
 		return t.Build
 	}
@@ -65,19 +66,19 @@ func uuid(b [16]byte) string {
 }
 
 // tags returns the tags of a template, the newest first. None is nil.
-func (h *templateAPI) tags(ctx context.Context, name string) ([]sandbox.Template, error) {
+func (h *templateAPI) tags(ctx context.Context, name string) ([]durable.Template, error) {
 	all, err := h.templates.Templates(ctx)
 	if err != nil {
 		return nil, err
 	}
-	all = slices.DeleteFunc(all, func(t sandbox.Template) bool { return t.Name != name })
-	slices.SortFunc(all, func(a, b sandbox.Template) int { return b.Created.Compare(a.Created) })
+	all = slices.DeleteFunc(all, func(t durable.Template) bool { return t.Name != name })
+	slices.SortFunc(all, func(a, b durable.Template) int { return b.Created.Compare(a.Created) })
 	return all, nil
 }
 
 // find returns the template that a client names, and its image. If there is no
 // such template, the image is empty.
-func (h *templateAPI) find(ctx context.Context, ref string) (t sandbox.Template, image string, err error) {
+func (h *templateAPI) find(ctx context.Context, ref string) (t durable.Template, image string, err error) {
 	name, tag := splitRef(ctx, ref)
 	t, err = h.templates.Template(ctx, name+":"+tag)
 	switch sandbox.CodeOf(err) {
@@ -91,7 +92,7 @@ func (h *templateAPI) find(ctx context.Context, ref string) (t sandbox.Template,
 
 // setDefaults records the user and the directory of a template, which are the
 // defaults for commands in its sandboxes.
-func (h *templateAPI) setDefaults(ctx context.Context, spec *sandbox.Spec, t *sandbox.Template) error {
+func (h *templateAPI) setDefaults(ctx context.Context, spec *sandbox.Spec, t *durable.Template) error {
 	user, dir, err := h.defaults(ctx, t.Image)
 	if err != nil {
 		return err
@@ -156,7 +157,7 @@ func (h *templateAPI) resolve(ctx context.Context, spec *sandbox.Spec) error {
 		spec.Image, err = h.baseImage(ctx, name)
 		return err
 	}
-	var t sandbox.Template
+	var t durable.Template
 	if t, spec.Image, err = h.find(ctx, ref); err != nil {
 		return err
 	}
@@ -225,7 +226,7 @@ type buildInfo struct {
 }
 
 // toTemplate converts the tags of one template, the newest first.
-func toTemplate(tags []sandbox.Template, builds bool) templateInfo {
+func toTemplate(tags []durable.Template, builds bool) templateInfo {
 	newest, oldest := &tags[0], &tags[len(tags)-1]
 	out := templateInfo{
 		TemplateID: newest.Name, Public: newest.Public, BuildID: buildID(newest), CPUCount: cpuCount(newest.CPUs), MemoryMB: newest.Memory >> 20,
@@ -252,7 +253,7 @@ func (h *templateAPI) list(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(all, func(a, b sandbox.Template) int {
+	slices.SortFunc(all, func(a, b durable.Template) int {
 		return cmp.Or(strings.Compare(a.Name, b.Name), b.Created.Compare(a.Created))
 	})
 	out := []templateInfo{}
@@ -323,7 +324,7 @@ func (h *templateAPI) alias(w http.ResponseWriter, r *http.Request, ref string) 
 		if err != nil {
 			return err
 		}
-		known = slices.ContainsFunc(snapshots, func(s sandbox.Snapshot) bool { return hasName(&s, strings.ToLower(ref)) })
+		known = slices.ContainsFunc(snapshots, func(s durable.Snapshot) bool { return hasName(&s, strings.ToLower(ref)) })
 	}
 	if !known {
 		return noTemplate(ref)
@@ -407,7 +408,7 @@ func (h *templateAPI) addTags(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	name, tag := splitRef(r.Context(), req.Target)
-	var t sandbox.Template
+	var t durable.Template
 	for _, as := range tags {
 		if t, err = h.templates.TagTemplate(r.Context(), name+":"+tag, name+":"+as); err != nil {
 			return err

@@ -14,6 +14,8 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/server/routes"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // volumeAPI serves workspaces as volumes.
@@ -64,7 +66,7 @@ func workspaceOf(name string) (string, error) {
 		return name, nil
 	}
 	coded := codedPrefix + nameCode.EncodeToString([]byte(name))
-	if len(coded) > sandbox.MaxNameLen {
+	if len(coded) > bounds.MaxNameLen {
 		return "", invalid("name", "%.80q is too long for one with capitals, _ or a digit in front", name)
 	}
 	return coded, nil
@@ -87,7 +89,7 @@ type volumeInfo struct {
 	Token    string `json:"token,omitempty"`
 }
 
-func (h *volumeAPI) toVolume(v sandbox.Workspace, token string) volumeInfo {
+func (h *volumeAPI) toVolume(v durable.Workspace, token string) volumeInfo {
 	return volumeInfo{VolumeID: v.ID, Name: volumeOf(v.Name), Token: token}
 }
 
@@ -102,7 +104,7 @@ func (h *volumeAPI) create(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	v, err := h.workspaces.CreateWorkspace(r.Context(), sandbox.NewWorkspace{Name: name})
+	v, err := h.workspaces.CreateWorkspace(r.Context(), durable.NewWorkspace{Name: name})
 	if err == nil {
 		writeJSON(w, http.StatusCreated, h.toVolume(v, h.tokens.volume(v.ID, h.rights.Key(r.Context()))))
 	}
@@ -123,17 +125,17 @@ func (h *volumeAPI) list(w http.ResponseWriter, r *http.Request) error {
 }
 
 // find returns the caller's volume with an id or a name.
-func (h *volumeAPI) find(ctx context.Context, ref string) (sandbox.Workspace, error) {
+func (h *volumeAPI) find(ctx context.Context, ref string) (durable.Workspace, error) {
 	all, err := h.workspaces.Workspaces(ctx)
 	if err != nil {
-		return sandbox.Workspace{}, err
+		return durable.Workspace{}, err
 	}
 	for _, v := range all {
 		if v.ID == ref || volumeOf(v.Name) == ref {
 			return v, nil
 		}
 	}
-	return sandbox.Workspace{}, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: clip(ref), Message: "there is no such volume"}
+	return durable.Workspace{}, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: clip(ref), Message: "there is no such volume"}
 }
 
 func (h *volumeAPI) get(w http.ResponseWriter, r *http.Request) error {
@@ -199,7 +201,7 @@ func (h *volumeAPI) content(f func(http.ResponseWriter, *http.Request, volumeFil
 				return unauthorized("the token is missing, or not that of the volume")
 			}
 			path := r.URL.Query().Get("path")
-			if path == "" || strings.ContainsRune(path, 0) || len(path) > sandbox.MaxPathLen {
+			if path == "" || strings.ContainsRune(path, 0) || len(path) > bounds.MaxPathLen {
 				return invalid("path", "is missing or too long")
 			}
 			ctx, v, err := h.workspaces.EnterWorkspace(r.Context(), id, keyID)

@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/session"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // FleetMutants are the rules of several daemons and their nodes, as in Mutants.
@@ -391,7 +392,7 @@ func (m *mover) Quiet(_ context.Context, l lease.Lease) error {
 	return nil // a request is one step
 }
 
-func (m *mover) SaveWorkspaces(context.Context, session.Box) ([]sandbox.WorkspaceRef, error) {
+func (m *mover) SaveWorkspaces(context.Context, session.Box) ([]durable.WorkspaceRef, error) {
 	return nil, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/session"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // boxes is the simulated provider. It fails before or after it acted, and its
@@ -106,12 +107,12 @@ func (p *boxes) Find(_ context.Context, plan session.Plan) (found session.Box, e
 	return found, err
 }
 
-func (p *boxes) Resume(_ context.Context, e sandbox.Envelope) (b session.Box, how sandbox.Outcome, made bool, err error) {
+func (p *boxes) Resume(_ context.Context, e durable.Envelope) (b session.Box, how durable.Outcome, made bool, err error) {
 	err = p.call("resume "+e.Box, p.w.boxes[sandbox.ID(e.Box)], func() error {
 		found := p.w.boxes[sandbox.ID(e.Box)]
 		if found != nil && found.lost && p.w.opts.Losses > 0 && p.w.rng.IntN(2) == 0 {
 			// This provider creates a sandbox that it does not find.
-			b, how, made = p.w.handle(p.w.make(found.key)), sandbox.OutcomeAttached, true
+			b, how, made = p.w.handle(p.w.make(found.key)), durable.OutcomeAttached, true
 			if p.w.opts.Mutant == "identity is not checked" {
 				b.ID = found.id // without the check it is mistaken for the old one
 				p.w.boxes[b.ID] = &box{id: b.ID, key: found.key, alive: true, made: p.w.now}
@@ -121,12 +122,12 @@ func (p *boxes) Resume(_ context.Context, e sandbox.Envelope) (b session.Box, ho
 		if found == nil || !found.alive || found.gone {
 			return &sandbox.Error{Code: sandbox.CodeGone, Subject: e.Box, Message: "the provider says that it was deleted"}
 		}
-		b, how = p.w.handle(found), sandbox.OutcomeAttached
+		b, how = p.w.handle(found), durable.OutcomeAttached
 		if found.paused {
-			found.paused, how = false, sandbox.OutcomeWoken
+			found.paused, how = false, durable.OutcomeWoken
 		}
 		if p.w.opts.Mutant == "found sandboxes are removed" {
-			how = sandbox.OutcomeCreated
+			how = durable.OutcomeCreated
 		}
 		return nil
 	})
@@ -144,29 +145,29 @@ func (p *boxes) alive(b session.Box) error {
 	return nil
 }
 
-func (p *boxes) Hydrate(_ context.Context, b session.Box, e sandbox.Envelope) (session.Box, sandbox.ReceiptFrom, []string, error) {
-	from := sandbox.ReceiptFrom{Archive: e.Archive}
+func (p *boxes) Hydrate(_ context.Context, b session.Box, e durable.Envelope) (session.Box, durable.ReceiptFrom, []string, error) {
+	from := durable.ReceiptFrom{Archive: e.Archive}
 	err := p.call("hydrate "+string(b.ID), p.w.boxes[b.ID], func() error {
 		if e.Archive != nil {
 			p.w.boxes[b.ID].data = int(e.Archive.Size)
 		}
 		return p.alive(b)
 	})
-	return b, from, []string{sandbox.LostProcesses}, err
+	return b, from, []string{durable.LostProcesses}, err
 }
 
-func (p *boxes) Capture(_ context.Context, b session.Box, e sandbox.Envelope) (sandbox.Envelope, error) {
+func (p *boxes) Capture(_ context.Context, b session.Box, e durable.Envelope) (durable.Envelope, error) {
 	err := p.call("capture "+string(b.ID), p.w.boxes[b.ID], func() error {
 		if err := p.alive(b); err != nil {
 			return err
 		}
-		e.Archive = &sandbox.Archive{Kind: "tar", Ref: "blob", Size: int64(p.w.boxes[b.ID].data)}
+		e.Archive = &durable.Archive{Kind: "tar", Ref: "blob", Size: int64(p.w.boxes[b.ID].data)}
 		return nil
 	})
 	return e, err
 }
 
-func (p *boxes) Discard(context.Context, sandbox.Envelope) error {
+func (p *boxes) Discard(context.Context, durable.Envelope) error {
 	return p.call("discard", nil, func() error { return nil })
 }
 

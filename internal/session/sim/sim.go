@@ -21,6 +21,7 @@ import (
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/session"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 const group = "g"
@@ -464,7 +465,7 @@ func (s *leases) Apply(_ context.Context, _ string, op lease.Op) (lease.Lease, l
 
 // content returns the number in an archive.
 func content(archive json.RawMessage) int {
-	e, err := sandbox.ParseEnvelope(archive)
+	e, err := durable.ParseEnvelope(archive)
 	if err != nil || e.Archive == nil {
 		return 0
 	}

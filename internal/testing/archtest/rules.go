@@ -8,7 +8,7 @@ var heavy = []string{"net/http", "crypto/tls", "text/template", "html/template",
 
 // vocabulary lists what a package that may reach package sandbox may reach as
 // well: other types that are plain data.
-var vocabulary = []string{"sandbox/operator", "catalog", "internal/field"}
+var vocabulary = []string{"sandbox/operator", "sandbox/bounds", "sandbox/coding", "sandbox/durable", "sandbox/enforce", "sandbox/eventtype", "sandbox/viewing", "catalog", "internal/field"}
 
 // controlServices lists what the control services of a daemon may reach.
 var controlServices = []string{
@@ -38,7 +38,7 @@ func sandboxRules() []rule {
 // first rule that matches a package applies.
 var rules = append(sandboxRules(), []rule{
 	{
-		pkgs: "sandbox", std: true, only: []string{"internal/field"}, deny: []string{"os/exec", "net", "net/http"},
+		pkgs: "sandbox", std: true, only: []string{"internal/field", "sandbox/bounds"}, deny: []string{"os/exec", "net", "net/http"},
 		why: "the vocabulary is plain data for every package",
 	},
 	{
@@ -46,7 +46,11 @@ var rules = append(sandboxRules(), []rule{
 		why: "the vocabulary uses it",
 	},
 	{
-		pkgs: "sandbox/operator", std: true, only: []string{"sandbox"}, deny: []string{"os/exec", "net", "net/http"},
+		pkgs: "sandbox/bounds", std: true, only: []string{}, deny: []string{"os/exec", "net", "net/http"},
+		why: "the vocabulary uses it",
+	},
+	{
+		pkgs: "sandbox/...", std: true, only: []string{"sandbox/...", "internal/field"}, deny: []string{"os/exec", "net", "net/http"},
 		why: "it is plain data for every package",
 	},
 	{

@@ -14,6 +14,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 const (
@@ -199,9 +200,9 @@ func (f *film) gaveUp(ctx context.Context, err error) sandbox.Reason {
 	case !errors.As(err, &why):
 		return f.gone(ctx)
 	case why.Subject == "display":
-		return sandbox.ReasonNoDisplay
+		return viewing.ReasonNoDisplay
 	case why.Subject == "ffmpeg":
-		return sandbox.ReasonFFmpeg
+		return viewing.ReasonFFmpeg
 	}
 	return f.gone(ctx)
 }
@@ -236,7 +237,7 @@ func (f *film) follow(ctx context.Context, c *capture) (why sandbox.Reason, err 
 			return why, nil
 		case errors.Is(err, errNoVideo):
 			f.s.note(err)
-			return sandbox.ReasonFFmpeg, nil
+			return viewing.ReasonFFmpeg, nil
 		case err != nil && ctx.Err() != nil:
 			return ended(ctx), nil
 		case err != nil:

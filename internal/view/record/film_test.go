@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 func TestMain(m *testing.M) {
@@ -100,7 +101,7 @@ func filming(t *testing.T, s *studio, limit int64) (*film, string) {
 		SizeLimit: limit, Guard: &guard.Guard{}, Find: s.find, Life: t.Context(),
 		Open: func(context.Context, string) (Commands, error) { return s, nil },
 	}
-	f := &film{recorder: &recorder{s: &Service{cfg: cfg}, file: file, ctx: t.Context(), done: make(chan struct{}), row: store.Recording{Recording: sandbox.Recording{Started: time.Now()}}}, width: 641, height: 480}
+	f := &film{recorder: &recorder{s: &Service{cfg: cfg}, file: file, ctx: t.Context(), done: make(chan struct{}), row: store.Recording{Recording: viewing.Recording{Started: time.Now()}}}, width: 641, height: 480}
 	f.from = f
 	return f, file.Name()
 }
@@ -118,7 +119,7 @@ func TestOneVideoOfSeveralRuns(t *testing.T) {
 	if f.first, err = f.begin(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if why := f.record(t.Context()); why != sandbox.ReasonReaped {
+	if why := f.record(t.Context()); why != viewing.ReasonReaped {
 		t.Errorf("it ended because of %q", why)
 	}
 	file, err := os.ReadFile(name)
@@ -136,7 +137,7 @@ func TestStoppedVideosHaveTheirEnd(t *testing.T) {
 	for _, c := range []struct {
 		why  error
 		want sandbox.Reason
-	}{{errStopped, sandbox.ReasonAdmin}, {errTime, sandbox.ReasonTimeLimit}, {errClosing, sandbox.ReasonReaped}} {
+	}{{errStopped, viewing.ReasonAdmin}, {errTime, viewing.ReasonTimeLimit}, {errClosing, viewing.ReasonReaped}} {
 		f, name := filming(t, &studio{runs: []run{{stdout: string(header) + string(fragment(0, "a")), stays: true, last: string(fragment(90000, "end"))}}}, maxSize)
 		first, err := f.begin(t.Context())
 		if err != nil {
@@ -165,13 +166,13 @@ func TestVideosThatEnd(t *testing.T) {
 		limit int64
 		want  sandbox.Reason
 	}{
-		"no display":      {[]run{{stdout: whole}, noDisplay}, maxSize, sandbox.ReasonNoDisplay},
-		"ffmpeg fails":    {[]run{{stdout: whole}, {stderr: "out of memory", code: 1}}, maxSize, sandbox.ReasonFFmpeg},
-		"no ffmpeg":       {[]run{{stdout: whole}, {code: 127}}, maxSize, sandbox.ReasonFFmpeg},
-		"no video":        {[]run{{stdout: whole + "<html><script>alert(1)</script>"}}, maxSize, sandbox.ReasonFFmpeg},
-		"another video":   {[]run{{stdout: whole}, {stdout: other}}, maxSize, sandbox.ReasonFFmpeg},
-		"too large":       {[]run{{stdout: whole + string(fragment(1, strings.Repeat("b", 1000)))}}, 800, sandbox.ReasonSizeLimit},
-		"a huge fragment": {[]run{{stdout: whole + "\xff\xff\xff\xffmoof"}}, maxSize, sandbox.ReasonFFmpeg},
+		"no display":      {[]run{{stdout: whole}, noDisplay}, maxSize, viewing.ReasonNoDisplay},
+		"ffmpeg fails":    {[]run{{stdout: whole}, {stderr: "out of memory", code: 1}}, maxSize, viewing.ReasonFFmpeg},
+		"no ffmpeg":       {[]run{{stdout: whole}, {code: 127}}, maxSize, viewing.ReasonFFmpeg},
+		"no video":        {[]run{{stdout: whole + "<html><script>alert(1)</script>"}}, maxSize, viewing.ReasonFFmpeg},
+		"another video":   {[]run{{stdout: whole}, {stdout: other}}, maxSize, viewing.ReasonFFmpeg},
+		"too large":       {[]run{{stdout: whole + string(fragment(1, strings.Repeat("b", 1000)))}}, 800, viewing.ReasonSizeLimit},
+		"a huge fragment": {[]run{{stdout: whole + "\xff\xff\xff\xffmoof"}}, maxSize, viewing.ReasonFFmpeg},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

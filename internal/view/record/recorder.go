@@ -10,6 +10,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // The reasons for which a recorder ends.
@@ -45,7 +46,7 @@ type source interface {
 // recorder is a recording that runs.
 type recorder struct {
 	s    *Service
-	by   sandbox.StreamSession
+	by   viewing.StreamSession
 	from source
 	ctx  context.Context
 	end  context.CancelCauseFunc
@@ -77,15 +78,15 @@ func (r *recorder) run() {
 func ended(ctx context.Context) sandbox.Reason {
 	switch cause := context.Cause(ctx); {
 	case errors.Is(cause, errStopped):
-		return sandbox.ReasonAdmin
+		return viewing.ReasonAdmin
 	case errors.Is(cause, errTime):
-		return sandbox.ReasonTimeLimit
+		return viewing.ReasonTimeLimit
 	case errors.Is(cause, errTurn):
-		return sandbox.ReasonTurnOver
+		return viewing.ReasonTurnOver
 	case sandbox.CodeOf(cause) == sandbox.CodeUnauthorized:
-		return sandbox.ReasonGrantRevoked
+		return viewing.ReasonGrantRevoked
 	}
-	return sandbox.ReasonReaped
+	return viewing.ReasonReaped
 }
 
 // await waits until a sandbox whose connection was lost runs again. It returns
@@ -116,21 +117,21 @@ func (r *recorder) await(ctx context.Context) sandbox.Reason {
 // gone returns the reason for the end of a sandbox.
 func (r *recorder) gone(ctx context.Context) sandbox.Reason {
 	if r.by.Ref != "" && sandbox.CodeOf(r.s.cfg.Epoch(ctx, r.by.Ref, r.by.Epoch)) == sandbox.CodeStale {
-		return sandbox.ReasonRollover
+		return viewing.ReasonRollover
 	}
-	return sandbox.ReasonReaped
+	return viewing.ReasonReaped
 }
 
 // append writes to the file. It returns why the recording has to end. The caller
 // holds mu.
 func (r *recorder) append(lines []byte) sandbox.Reason {
 	if r.bytes+int64(len(lines)) > r.s.cfg.SizeLimit {
-		return sandbox.ReasonSizeLimit
+		return viewing.ReasonSizeLimit
 	}
 	if _, err := r.file.Write(lines); err != nil {
 		r.s.note(err)
 		_ = r.file.Truncate(r.bytes)
-		return sandbox.ReasonDiskFull
+		return viewing.ReasonDiskFull
 	}
 	r.bytes += int64(len(lines))
 	return ""
@@ -154,7 +155,7 @@ func (r *recorder) flush(ctx context.Context) error {
 	r.mu.Lock()
 	row, size := r.row, r.bytes
 	r.mu.Unlock()
-	if size == 0 || row.State != sandbox.RecordingRunning {
+	if size == 0 || row.State != viewing.RecordingRunning {
 		return nil
 	}
 	if err := r.s.upload(ctx, &row, size); err != nil {
@@ -173,7 +174,7 @@ func (r *recorder) finish(why sandbox.Reason) {
 	r.mu.Lock()
 	_ = r.append(r.from.rest())
 	r.s.note(errors.Join(r.file.Sync(), r.file.Close()))
-	r.row.State, r.row.Reason, r.row.Ended = sandbox.RecordingFinalizing, why, time.Now().UTC()
+	r.row.State, r.row.Reason, r.row.Ended = viewing.RecordingFinalizing, why, time.Now().UTC()
 	row, size := r.row, r.bytes
 	r.mu.Unlock()
 
@@ -184,10 +185,10 @@ func (r *recorder) finish(why sandbox.Reason) {
 	ctx, cancel := context.WithTimeout(store.WithReserve(context.WithoutCancel(r.ctx)), patience)
 	defer cancel()
 	if size == 0 { // it ended before anything was seen
-		if why != sandbox.ReasonNoDisplay && why != sandbox.ReasonFFmpeg {
-			row.Reason = sandbox.ReasonBoxDeath
+		if why != viewing.ReasonNoDisplay && why != viewing.ReasonFFmpeg {
+			row.Reason = viewing.ReasonBoxDeath
 		}
-		r.s.note(r.s.complete(ctx, &row, sandbox.RecordingFailed))
+		r.s.note(r.s.complete(ctx, &row, viewing.RecordingFailed))
 		return
 	}
 	err := r.s.cfg.Store.Update(ctx, func(tx *store.Tx) error { return tx.Recordings().Set(ctx, row) })
@@ -203,10 +204,10 @@ func (r *recorder) finish(why sandbox.Reason) {
 		case <-ctx.Done():
 		}
 	}
-	state := sandbox.RecordingAvailable
+	state := viewing.RecordingAvailable
 	if err != nil {
 		r.s.note(err)
-		state, row.Reason = sandbox.RecordingFailed, sandbox.ReasonUploadFailed
+		state, row.Reason = viewing.RecordingFailed, viewing.ReasonUploadFailed
 	}
 	r.s.note(r.s.complete(ctx, &row, state))
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/view/terminal"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // A recording ends before it would exceed its size, and what it has is whole (RB-72).
@@ -31,7 +32,7 @@ func TestTheLargestSize(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if why != sandbox.ReasonSizeLimit || len(got) > 1000 || len(got) < 900 || int64(len(got)) != r.bytes {
+	if why != viewing.ReasonSizeLimit || len(got) > 1000 || len(got) < 900 || int64(len(got)) != r.bytes {
 		t.Errorf("it ended because of %q, with %d bytes of which %d count", why, len(got), r.bytes)
 	}
 	if _, text := read(t, got); !strings.HasPrefix(text["o"], "screensome output\r\n") {

@@ -23,6 +23,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/view/terminal"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 const (
@@ -65,7 +66,7 @@ type Config struct {
 	Terminals Terminals
 	// Desktop starts the desktop of a sandbox, if it does not run, for a caller who
 	// may use it.
-	Desktop func(ctx context.Context, ref string) (sandbox.DesktopState, error)
+	Desktop func(ctx context.Context, ref string) (viewing.DesktopState, error)
 	// Open opens a running sandbox for commands, until ctx ends.
 	Open func(ctx context.Context, ref string) (Commands, error)
 	// Find returns a sandbox that exists, by id or name, for the caller in ctx.
@@ -104,7 +105,7 @@ func New(cfg Config) (*Service, error) {
 }
 
 // Start starts a recording of a terminal or of the desktop of a sandbox.
-func (s *Service) Start(ctx context.Context, ref string, by sandbox.StreamSession, n sandbox.NewRecording) (out sandbox.Recording, err error) {
+func (s *Service) Start(ctx context.Context, ref string, by viewing.StreamSession, n viewing.NewRecording) (out viewing.Recording, err error) {
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return out, err
@@ -124,16 +125,16 @@ func (s *Service) Start(ctx context.Context, ref string, by sandbox.StreamSessio
 	}
 	id := "rec-" + strings.ToLower(rand.Text()[:16])
 	err = s.cfg.Guard.Do(ctx, ops.RecordingStart, guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: id}, func(ctx context.Context) error {
-		row := store.Recording{Tenant: who.Tenant, Node: s.cfg.Node, Recording: sandbox.Recording{
-			ID: id, State: sandbox.RecordingRunning, Sandbox: box.ID, Name: box.Name, Session: session,
+		row := store.Recording{Tenant: who.Tenant, Node: s.cfg.Node, Recording: viewing.Recording{
+			ID: id, State: viewing.RecordingRunning, Sandbox: box.ID, Name: box.Name, Session: session,
 			Kind: n.Kind, Title: printable(n.Title), Max: n.Max, Started: time.Now().UTC(),
 		}}
-		if n.Kind == sandbox.RecordDesktop {
-			row.Format, row.FPS = sandbox.FormatVideo, n.FPS
+		if n.Kind == viewing.RecordDesktop {
+			row.Format, row.FPS = viewing.FormatVideo, n.FPS
 			out, err = s.film(ctx, row, by)
 			return err
 		}
-		row.Format, row.Input = sandbox.FormatCast, n.Input
+		row.Format, row.Input = viewing.FormatCast, n.Input
 		if row.Process, err = s.cfg.Terminals.EnsureTerminal(ctx, box.ID, n.Process, n.Size); err != nil {
 			return err
 		}
@@ -144,22 +145,22 @@ func (s *Service) Start(ctx context.Context, ref string, by sandbox.StreamSessio
 }
 
 // check completes a request, and refuses what does not belong to its kind.
-func check(n *sandbox.NewRecording) error {
+func check(n *viewing.NewRecording) error {
 	wrong := ""
-	switch n.Kind = cmp.Or(n.Kind, sandbox.RecordTerminal); {
-	case n.Kind == sandbox.RecordTerminal && n.FPS != 0:
+	switch n.Kind = cmp.Or(n.Kind, viewing.RecordTerminal); {
+	case n.Kind == viewing.RecordTerminal && n.FPS != 0:
 		wrong = "fps"
-	case n.Kind == sandbox.RecordDesktop && n.Process != "":
+	case n.Kind == viewing.RecordDesktop && n.Process != "":
 		wrong = "process"
-	case n.Kind == sandbox.RecordDesktop && n.Input:
+	case n.Kind == viewing.RecordDesktop && n.Input:
 		wrong = "input"
-	case n.Kind == sandbox.RecordDesktop && n.Size != sandbox.WindowSize{}:
+	case n.Kind == viewing.RecordDesktop && n.Size != sandbox.WindowSize{}:
 		wrong = "size"
 	}
 	if wrong != "" {
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: wrong, Message: "does not belong to a recording of a " + n.Kind}
 	}
-	if n.Kind == sandbox.RecordDesktop {
+	if n.Kind == viewing.RecordDesktop {
 		n.FPS, n.Max = cmp.Or(n.FPS, defaultFPS), cmp.Or(n.Max, desktopMax)
 		return nil
 	}
@@ -180,7 +181,7 @@ func printable(text string) string {
 }
 
 // tape starts the recording of a terminal.
-func (s *Service) tape(ctx context.Context, row store.Recording, by sandbox.StreamSession, size sandbox.WindowSize) error {
+func (s *Service) tape(ctx context.Context, row store.Recording, by viewing.StreamSession, size sandbox.WindowSize) error {
 	var redact *secret.Redactor
 	if row.Input {
 		var err error
@@ -205,7 +206,7 @@ func (s *Service) tape(ctx context.Context, row store.Recording, by sandbox.Stre
 }
 
 // film starts the recording of a desktop, when its first pictures are there.
-func (s *Service) film(ctx context.Context, row store.Recording, by sandbox.StreamSession) (out sandbox.Recording, err error) {
+func (s *Service) film(ctx context.Context, row store.Recording, by viewing.StreamSession) (out viewing.Recording, err error) {
 	screen, err := s.cfg.Desktop(ctx, string(row.Sandbox))
 	if err != nil {
 		return out, err
@@ -225,7 +226,7 @@ func (s *Service) film(ctx context.Context, row store.Recording, by sandbox.Stre
 }
 
 // recording returns a recorder that does not run yet.
-func (s *Service) recording(row store.Recording, by sandbox.StreamSession) *recorder {
+func (s *Service) recording(row store.Recording, by viewing.StreamSession) *recorder {
 	r := &recorder{s: s, row: row, by: by, done: make(chan struct{})}
 	who := key.Principal{Tenant: row.Tenant, Verbs: []key.Verb{key.Read, key.Exec}}
 	r.ctx, r.end = context.WithCancelCause(s.cfg.KeepAlive(guard.WithPrincipal(s.cfg.Life, who), who, row.Tenant, ""))
@@ -289,7 +290,7 @@ func (s *Service) recorder(id string) *recorder {
 }
 
 // Get returns a recording.
-func (s *Service) Get(ctx context.Context, id string) (out sandbox.Recording, err error) {
+func (s *Service) Get(ctx context.Context, id string) (out viewing.Recording, err error) {
 	_, row, err := s.find(ctx, id)
 	if err != nil {
 		return out, err
@@ -298,7 +299,7 @@ func (s *Service) Get(ctx context.Context, id string) (out sandbox.Recording, er
 }
 
 // List returns a page of the tenant's recordings, newest first.
-func (s *Service) List(ctx context.Context, q sandbox.RecordingQuery) (page []sandbox.Recording, next string, err error) {
+func (s *Service) List(ctx context.Context, q viewing.RecordingQuery) (page []viewing.Recording, next string, err error) {
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return nil, "", err
@@ -306,7 +307,7 @@ func (s *Service) List(ctx context.Context, q sandbox.RecordingQuery) (page []sa
 	err = s.cfg.Guard.Do(ctx, ops.RecordingList, guard.Subject{Sandbox: who.Sandbox}, func(ctx context.Context) error {
 		return s.cfg.Store.View(ctx, func(tx *store.Tx) error {
 			all, more, err := tx.Recordings().List(ctx, who.Tenant, who.Sandbox, q)
-			page, next = make([]sandbox.Recording, len(all)), more
+			page, next = make([]viewing.Recording, len(all)), more
 			for i := range all {
 				page[i] = all[i].Recording
 			}
@@ -318,7 +319,7 @@ func (s *Service) List(ctx context.Context, q sandbox.RecordingQuery) (page []sa
 
 // Stop ends a recording and waits until it is stored. It succeeds if the
 // recording has ended already.
-func (s *Service) Stop(ctx context.Context, id string) (out sandbox.Recording, err error) {
+func (s *Service) Stop(ctx context.Context, id string) (out viewing.Recording, err error) {
 	_, row, err := s.find(ctx, id)
 	if err != nil {
 		return out, err
@@ -333,7 +334,7 @@ func (s *Service) Stop(ctx context.Context, id string) (out sandbox.Recording, e
 func (s *Service) stop(ctx context.Context, row store.Recording, why error) error {
 	r := s.recorder(row.ID)
 	if r == nil {
-		if row.Node != s.cfg.Node && row.State == sandbox.RecordingRunning {
+		if row.Node != s.cfg.Node && row.State == viewing.RecordingRunning {
 			return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: row.ID, Message: "another daemon records it", Hint: "ask the daemon of the sandbox"}
 		}
 		return nil
@@ -350,7 +351,7 @@ func (s *Service) stop(ctx context.Context, row store.Recording, why error) erro
 
 // Fetch opens the file of a recording. Of one that runs it is what was recorded
 // until now. The caller closes the reader.
-func (s *Service) Fetch(ctx context.Context, id string) (content io.ReadCloser, out sandbox.Recording, err error) {
+func (s *Service) Fetch(ctx context.Context, id string) (content io.ReadCloser, out viewing.Recording, err error) {
 	_, row, err := s.find(ctx, id)
 	if err != nil {
 		return nil, out, err
@@ -476,7 +477,7 @@ func (s *Service) sweep(ctx context.Context) {
 	}
 	for i := range all {
 		row := &all[i]
-		if s.recorder(row.ID) != nil || row.State == sandbox.RecordingFailed && row.Reason != sandbox.ReasonUploadFailed {
+		if s.recorder(row.ID) != nil || row.State == viewing.RecordingFailed && row.Reason != viewing.ReasonUploadFailed {
 			continue
 		}
 		s.note(s.recover(ctx, row))
@@ -498,7 +499,7 @@ func (s *Service) recover(ctx context.Context, row *store.Recording) error {
 		if err != nil {
 			return err
 		}
-		row.Ended, row.Reason = info.ModTime().UTC(), sandbox.ReasonReaped
+		row.Ended, row.Reason = info.ModTime().UTC(), viewing.ReasonReaped
 	}
 	size, err := whole(file, row.Format)
 	if err != nil {
@@ -507,10 +508,10 @@ func (s *Service) recover(ctx context.Context, row *store.Recording) error {
 	if err := s.upload(ctx, row, size); err != nil {
 		return err
 	}
-	if row.Reason == sandbox.ReasonUploadFailed {
+	if row.Reason == viewing.ReasonUploadFailed {
 		row.Reason = ""
 	}
-	return s.complete(ctx, row, sandbox.RecordingAvailable)
+	return s.complete(ctx, row, viewing.RecordingAvailable)
 }
 
 // lost ends a recording without a file: what was flushed is all there is.
@@ -522,11 +523,11 @@ func (s *Service) lost(ctx context.Context, row *store.Recording) error {
 	info, err := in.Stat(ctx, key)
 	switch {
 	case err == nil:
-		row.Size, row.Reason = info.Size, sandbox.ReasonReaped
-		return s.complete(ctx, row, sandbox.RecordingAvailable)
+		row.Size, row.Reason = info.Size, viewing.ReasonReaped
+		return s.complete(ctx, row, viewing.RecordingAvailable)
 	case sandbox.CodeOf(err) == sandbox.CodeNotFound:
-		row.Reason = sandbox.ReasonBoxDeath
-		return s.complete(ctx, row, sandbox.RecordingFailed)
+		row.Reason = viewing.ReasonBoxDeath
+		return s.complete(ctx, row, viewing.RecordingFailed)
 	}
 	return err
 }
@@ -534,7 +535,7 @@ func (s *Service) lost(ctx context.Context, row *store.Recording) error {
 // whole cuts off what was not written completely, and returns the size of the
 // rest.
 func whole(file *os.File, format string) (int64, error) {
-	if format == sandbox.FormatVideo {
+	if format == viewing.FormatVideo {
 		return wholeFragments(file)
 	}
 	return wholeLines(file)
@@ -579,7 +580,7 @@ func (s *Service) upload(ctx context.Context, row *store.Recording, size int64) 
 
 // complete records the end of a recording, and removes its file unless it still
 // has to be stored.
-func (s *Service) complete(ctx context.Context, row *store.Recording, state sandbox.RecordingState) error {
+func (s *Service) complete(ctx context.Context, row *store.Recording, state viewing.RecordingState) error {
 	row.State = state
 	late := store.WithReserve(context.WithoutCancel(ctx))
 	err := s.cfg.Store.Update(late, func(tx *store.Tx) error { return tx.Recordings().Set(late, *row) })
@@ -591,10 +592,10 @@ func (s *Service) complete(ctx context.Context, row *store.Recording, state sand
 		return err
 	}
 	kind := eventlog.RecordingAvailable
-	if state == sandbox.RecordingFailed {
+	if state == viewing.RecordingFailed {
 		kind = eventlog.RecordingFailed
 	}
-	if row.Reason != sandbox.ReasonUploadFailed {
+	if row.Reason != viewing.ReasonUploadFailed {
 		_ = os.Remove(s.path(row))
 	}
 	s.fact(row, kind)

@@ -7,6 +7,7 @@ import (
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/view/terminal"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // tape records a terminal.
@@ -62,7 +63,7 @@ func (r *tape) follow(ctx context.Context, t *terminal.Terminal) (last bool, why
 		case c.Exit != nil:
 			return r.exited(ctx, *c.Exit)
 		case sandbox.CodeOf(c.Err) == sandbox.CodeConflict:
-			return true, sandbox.ReasonTakenOver
+			return true, viewing.ReasonTakenOver
 		case c.Screen == nil && c.Output == nil && c.Input == nil && c.Size == sandbox.WindowSize{}:
 			return false, ""
 		}

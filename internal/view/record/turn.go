@@ -11,6 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/lease"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // A turn that holds the sandbox of a session is recorded from the first use of
@@ -96,7 +97,7 @@ func (s *Service) beginTurn(ctx context.Context, k turnKey, t *turn) error {
 	who.Verbs, who.Sandbox = []key.Verb{key.Read, key.Exec}, ""
 	ctx, cancel := context.WithTimeout(guard.WithPrincipal(context.WithoutCancel(ctx), who), firstWait)
 	defer cancel()
-	r, err := s.Start(ctx, string(t.sandbox), sandbox.StreamSession{Ref: k.session, Epoch: t.epoch}, sandbox.NewRecording{Kind: sandbox.RecordDesktop, Title: "turn " + k.id})
+	r, err := s.Start(ctx, string(t.sandbox), viewing.StreamSession{Ref: k.session, Epoch: t.epoch}, viewing.NewRecording{Kind: viewing.RecordDesktop, Title: "turn " + k.id})
 	if err != nil {
 		return err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/registry"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Daemon starts a daemon with gVisor on this machine and another provider,
@@ -128,7 +129,7 @@ func Kept(t *testing.T, name string, open func(dir string) (driver.Provider, err
 	if err != nil {
 		t.Fatal(err)
 	}
-	snap, err := box.Snapshot(t.Context(), sandbox.SnapshotRequest{Name: "kept"})
+	snap, err := box.Snapshot(t.Context(), durable.SnapshotRequest{Name: "kept"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +138,7 @@ func Kept(t *testing.T, name string, open func(dir string) (driver.Provider, err
 			t.Fatal(err)
 		}
 	}
-	if snap.Problem != sandbox.ProblemKept || snap.Saved {
+	if snap.Problem != durable.ProblemKept || snap.Saved {
 		t.Errorf("the snapshot is %+v", snap)
 	}
 	if err := c.RemoveSnapshot(t.Context(), "kept"); err != nil {

@@ -8,6 +8,7 @@ import (
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Handover tests how installations with a provider hand over a session.
@@ -55,7 +56,7 @@ func (i *installation) restart() *atoll.Session {
 }
 
 // resume resumes from an envelope in its encoded form.
-func (i *installation) resume(e sandbox.Envelope) (*atoll.Session, error) {
+func (i *installation) resume(e durable.Envelope) (*atoll.Session, error) {
 	i.t.Helper()
 	text, err := json.Marshal(e)
 	if err == nil {
@@ -77,7 +78,7 @@ func (h *Handover) count(t *testing.T, when string, want int) {
 	}
 }
 
-func envelope(t *testing.T, s *atoll.Session) sandbox.Envelope {
+func envelope(t *testing.T, s *atoll.Session) durable.Envelope {
 	t.Helper()
 	e, err := s.Envelope(t.Context())
 	if err != nil {
@@ -106,7 +107,7 @@ func (h *Handover) Run(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := taken.Receipt(); r.Outcome != sandbox.OutcomeAttached || string(r.Sandbox) != e.Box {
+	if r := taken.Receipt(); r.Outcome != durable.OutcomeAttached || string(r.Sandbox) != e.Box {
 		t.Errorf("the receipt is %+v, want that of %s", r, e.Box)
 	}
 	sessionSays(t, taken, "cat /workspace/note; echo more >>/workspace/note", "kept\n")
@@ -131,7 +132,7 @@ func (h *Handover) Run(t *testing.T) {
 	// The first installation notices that, and reports it when it makes another.
 	s = first.restart()
 	h.count(t, "when the first installation finds that out,", 0)
-	if r, err := s.Acquire(t.Context()); err != nil || r.Outcome != sandbox.OutcomeCreated || r.Why == "" || len(r.Lost) == 0 || string(r.Sandbox) == e.Box {
+	if r, err := s.Acquire(t.Context()); err != nil || r.Outcome != durable.OutcomeCreated || r.Why == "" || len(r.Lost) == 0 || string(r.Sandbox) == e.Box {
 		t.Errorf("the first installation gets %+v, %v; want another sandbox, and that everything is lost", r, err)
 	}
 	if !h.Unmarked {

@@ -28,6 +28,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
@@ -195,7 +196,7 @@ func TestFork(t *testing.T) {
 					return nil
 				}
 			}
-			made, err := s.Fork(coretest.As(t, coretest.Acme, key.Write), "web", sandbox.ForkRequest{Count: tt.count, Prefix: "copy", Labels: map[string]string{"n": "1"}})
+			made, err := s.Fork(coretest.As(t, coretest.Acme, key.Write), "web", durable.ForkRequest{Count: tt.count, Prefix: "copy", Labels: map[string]string{"n": "1"}})
 			coretest.WantCode(t, err, tt.code)
 			got := map[sandbox.State]int{}
 			for _, b := range all(t, r.Core) {
@@ -308,7 +309,7 @@ func TestCordonedNode(t *testing.T) {
 			ctx := coretest.As(t, coretest.Acme, key.Write)
 			_, err := s.Create(ctx, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Image: "host"}}})
 			coretest.WantCode(t, err, tt.code)
-			_, err = s.Fork(ctx, "web", sandbox.ForkRequest{Count: 1})
+			_, err = s.Fork(ctx, "web", durable.ForkRequest{Count: 1})
 			coretest.WantCode(t, err, tt.code)
 			if n := len(all(t, r.Core)); n != tt.count {
 				t.Errorf("there are %d records, want %d: that of web and those of what was made", n, tt.count)

@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 const (
@@ -31,7 +32,7 @@ const (
 // memory and processes. Each copy has its own name and id. The parent is paused
 // only while its state is written. Either all copies are created or none. A
 // repeated request with the same idempotency key returns the same copies.
-func (s *Creator) Fork(ctx context.Context, ref string, req sandbox.ForkRequest) (_ []store.Sandbox, err error) {
+func (s *Creator) Fork(ctx context.Context, ref string, req durable.ForkRequest) (_ []store.Sandbox, err error) {
 	defer core.Name(opFork, &err)
 	if req.Count < 1 || req.Count > maxForks {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "count", Message: fmt.Sprintf("%d is not between 1 and %d", req.Count, maxForks)}
@@ -81,7 +82,7 @@ func (s *Creator) Fork(ctx context.Context, ref string, req sandbox.ForkRequest)
 }
 
 // copies returns the plans for the copies of a sandbox.
-func (s *Creator) copies(ctx context.Context, be *providers.Backend, t *records.Operation, req sandbox.ForkRequest) ([]plan.Plan, error) {
+func (s *Creator) copies(ctx context.Context, be *providers.Backend, t *records.Operation, req durable.ForkRequest) ([]plan.Plan, error) {
 	b := &t.Sandbox
 	ask, err := s.Prepare.Again(ctx, b)
 	if err != nil {
@@ -109,7 +110,7 @@ func (s *Creator) copies(ctx context.Context, be *providers.Backend, t *records.
 }
 
 // forkKey returns the idempotency key of one copy. It includes the parent.
-func forkKey(t *records.Operation, req sandbox.ForkRequest, i int) store.Create {
+func forkKey(t *records.Operation, req durable.ForkRequest, i int) store.Create {
 	if req.IdempotencyKey == "" {
 		return store.Create{}
 	}

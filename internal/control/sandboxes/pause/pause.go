@@ -22,6 +22,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // Pauser pauses, stops and restarts sandboxes. The caller fills in the fields.
@@ -194,7 +195,7 @@ func (s *Pauser) putAway(ctx context.Context, t *records.Operation, how away) (s
 	intent, err := s.Records.Enter(ctx, t, func(b *store.Sandbox) {
 		b.State, b.Rest.Step, b.Rest.Kept, b.Rest.Wakes = sandbox.Pausing, how.step, id, how.to.Wakes
 	}, func(tx *store.Tx) error {
-		_, err := tx.Snapshots().Create(ctx, t.Sandbox.Tenant, snapshots.Describe(&t.Sandbox, store.Snapshot{Snapshot: sandbox.Snapshot{ID: id, Memory: how.memory}, Owner: t.Sandbox.ID}))
+		_, err := tx.Snapshots().Create(ctx, t.Sandbox.Tenant, snapshots.Describe(&t.Sandbox, store.Snapshot{Snapshot: durable.Snapshot{ID: id, Memory: how.memory}, Owner: t.Sandbox.ID}))
 		return err
 	})
 	if err != nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
@@ -119,7 +120,7 @@ func TestPauseAndResume(t *testing.T) {
 			}
 			r.Add(t, b)
 			if tt.rest.Kept != "" {
-				r.Save(t, coretest.Acme, store.Snapshot{Snapshot: sandbox.Snapshot{ID: "sn-1", Memory: true, Parent: "sb-1"}, Owner: "sb-1"}, true)
+				r.Save(t, coretest.Acme, store.Snapshot{Snapshot: durable.Snapshot{ID: "sn-1", Memory: true, Parent: "sb-1"}, Owner: "sb-1"}, true)
 			}
 			_, err := tt.do(s, coretest.As(t, coretest.Acme, key.Write, key.Read))
 			coretest.WantCode(t, err, tt.code)

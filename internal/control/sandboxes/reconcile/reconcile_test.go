@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
@@ -69,7 +70,7 @@ func TestReconcileRecorded(t *testing.T) {
 			tt.record.ID = "sb-1"
 			r.Add(t, tt.record)
 			if kept := tt.record.Rest.Kept; kept != "" {
-				r.Save(t, coretest.Acme, store.Snapshot{Snapshot: sandbox.Snapshot{ID: kept, Parent: "sb-1"}, Owner: "sb-1"}, true)
+				r.Save(t, coretest.Acme, store.Snapshot{Snapshot: durable.Snapshot{ID: kept, Parent: "sb-1"}, Owner: "sb-1"}, true)
 			}
 			if err := s.Reconcile(t.Context()); (err != nil) != (tt.fails["list"] != nil) {
 				t.Errorf("the error is %v, want one only of a list that is not complete", err)
@@ -201,7 +202,7 @@ func TestFinishStep(t *testing.T) {
 			tt.record.ID, tt.record.Resources.CPUs = "sb-1", 2
 			r.Add(t, tt.record)
 			if tt.record.Rest.Kept != "" {
-				r.Save(t, coretest.Acme, store.Snapshot{Snapshot: sandbox.Snapshot{ID: "sn-1", Memory: true, Parent: "sb-1"}, Owner: "sb-1"}, tt.record.State == sandbox.Resuming)
+				r.Save(t, coretest.Acme, store.Snapshot{Snapshot: durable.Snapshot{ID: "sn-1", Memory: true, Parent: "sb-1"}, Owner: "sb-1"}, tt.record.State == sandbox.Resuming)
 			}
 			if tt.saved {
 				p.Kept = []driver.FoundSnapshot{coretest.SnapshotOf("sn-1", true)}

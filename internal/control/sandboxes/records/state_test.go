@@ -14,6 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/enforce"
 )
 
 func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
@@ -142,7 +143,7 @@ type some struct {
 	uses map[sandbox.ID]bool
 }
 
-func (some) EgressAbility() sandbox.EgressAbility                         { return sandbox.EgressAbility{} }
+func (some) EgressAbility() enforce.Ability                               { return enforce.Ability{} }
 func (some) CanUseGateway() bool                                          { return true }
 func (s some) UsesGateway(_ context.Context, id sandbox.ID) (bool, error) { return s.uses[id], nil }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
@@ -108,7 +109,7 @@ func TestDestroyResting(t *testing.T) {
 	var b store.Sandbox
 	b.ID, b.State, b.Rest = "sb-1", sandbox.Paused, store.Rest{Pause: sandbox.PauseDisk, Kept: "sn-1"}
 	r.Add(t, b)
-	r.Save(t, coretest.Acme, store.Snapshot{Snapshot: sandbox.Snapshot{ID: "sn-1", Parent: "sb-1"}, Owner: "sb-1"}, true)
+	r.Save(t, coretest.Acme, store.Snapshot{Snapshot: durable.Snapshot{ID: "sn-1", Parent: "sb-1"}, Owner: "sb-1"}, true)
 	coretest.OK(t, s.DestroyAs(coretest.As(t, coretest.Acme, key.Admin), "sb-1", ops.SandboxExpire, records.ReasonLifetime))
 	now := r.Record(t, "sb-1")
 	if now.State != sandbox.Gone || now.Rest != (store.Rest{}) || now.Exit == nil || now.Exit.Reason != sandbox.ReasonLifetime {

@@ -12,6 +12,7 @@ import (
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/bounds"
 )
 
 // Publish forwards a port of the machine to a port of a sandbox, as long as the
@@ -27,8 +28,8 @@ func (s *Updater) Publish(ctx context.Context, ref string, p sandbox.PublishedPo
 	}
 	defer t.Release()
 	b := &t.Sandbox
-	if len(b.Spec.Ports) >= sandbox.MaxPorts {
-		return p, &sandbox.Error{Code: sandbox.CodeExhausted, Subject: b.Name, Message: fmt.Sprintf("%d of its ports are published already", sandbox.MaxPorts)}
+	if len(b.Spec.Ports) >= bounds.MaxPorts {
+		return p, &sandbox.Error{Code: sandbox.CodeExhausted, Subject: b.Name, Message: fmt.Sprintf("%d of its ports are published already", bounds.MaxPorts)}
 	}
 	if slices.Contains(b.Spec.Ports, p) {
 		return p, nil

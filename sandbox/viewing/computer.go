@@ -1,4 +1,4 @@
-package sandbox
+package viewing
 
 // ComputerAction is one action on the desktop of a sandbox. Which fields an
 // action takes is in the description of each field.

@@ -1,6 +1,10 @@
-package sandbox
+package viewing
 
-import "time"
+import (
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
 
 // The kinds of recordings.
 const (
@@ -20,8 +24,8 @@ type NewRecording struct {
 	// login shell that viewers share, which is started if it does not run.
 	Process string `json:"process,omitempty" maxLength:"64" doc:"id of a background command on a terminal; the login shell that viewers share if it is left out"`
 	// Size is the size of the terminal of a new login shell; zero: 80 by 24.
-	Size  WindowSize `json:"size,omitzero" doc:"of the terminal of a new login shell"`
-	Title string     `json:"title,omitempty" maxLength:"200" doc:"a title for players"`
+	Size  sandbox.WindowSize `json:"size,omitzero" doc:"of the terminal of a new login shell"`
+	Title string             `json:"title,omitempty" maxLength:"200" doc:"a title for players"`
 	// Input also records what viewers type, including what is not shown, such as
 	// passwords. Who fetches the recording then needs the permission exec.
 	Input bool `json:"input,omitempty" doc:"also record what viewers type, even if the terminal does not show it, such as passwords"`
@@ -63,7 +67,7 @@ const (
 type Recording struct {
 	ID      string         `json:"id"`
 	State   RecordingState `json:"state" enum:"recording,finalizing,available,failed"`
-	Sandbox ID             `json:"sandbox"`
+	Sandbox sandbox.ID     `json:"sandbox"`
 	Name    string         `json:"name" doc:"of the sandbox"`
 	Session string         `json:"session,omitempty" doc:"name of the session that it was started for"`
 	Kind    string         `json:"kind" enum:"terminal,desktop"`
@@ -76,8 +80,8 @@ type Recording struct {
 	Started time.Time      `json:"started"`
 	Ended   time.Time      `json:"ended,omitzero"`
 	// Reason is why it ended, or why it failed.
-	Reason Reason `json:"reason,omitempty" doc:"why it ended or failed"`
-	Size   int64  `json:"size" doc:"bytes recorded, as far as they are stored"`
+	Reason sandbox.Reason `json:"reason,omitempty" doc:"why it ended or failed"`
+	Size   int64          `json:"size" doc:"bytes recorded, as far as they are stored"`
 }
 
 // Suffix returns how the name of its file ends.

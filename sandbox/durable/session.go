@@ -1,10 +1,14 @@
-package sandbox
+// Package durable describes what outlives a sandbox: sessions, snapshots,
+// templates, workspaces and stored secrets.
+package durable
 
 import (
 	"encoding/json"
 	"time"
 
 	"github.com/atoll-run/atoll/internal/field"
+	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // EnvelopeVersion is the version of envelopes that this package writes.
@@ -24,7 +28,7 @@ type Envelope struct {
 
 	// Spec has no environment and no secret values. The environment is stored with
 	// the session.
-	Spec       Spec           `json:"spec"`
+	Spec       sandbox.Spec   `json:"spec"`
 	Workspaces []WorkspaceRef `json:"workspaces,omitempty"`
 	Archive    *Archive       `json:"archive,omitempty"`
 	// Files names a file that belongs to the envelope. Any Atoll can rebuild the
@@ -70,7 +74,7 @@ func (e Envelope) Sealed() Envelope {
 func ParseEnvelope(data []byte) (Envelope, error) {
 	var e Envelope
 	refuse := func(message string) (Envelope, error) {
-		return Envelope{}, &Error{Code: CodeInvalid, Op: "session.resume", Subject: "envelope", Message: message}
+		return Envelope{}, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "session.resume", Subject: "envelope", Message: message}
 	}
 	if err := json.Unmarshal(data, &e); err != nil {
 		return refuse("is not JSON of an envelope: " + err.Error())
@@ -123,10 +127,10 @@ const (
 
 // Receipt answers what a session got.
 type Receipt struct {
-	Outcome  Outcome `json:"outcome"`
-	Provider string  `json:"provider"`
-	Sandbox  ID      `json:"sandbox"`
-	Epoch    int64   `json:"epoch"`
+	Outcome  Outcome    `json:"outcome"`
+	Provider string     `json:"provider"`
+	Sandbox  sandbox.ID `json:"sandbox"`
+	Epoch    int64      `json:"epoch"`
 	// From is what a rebuilt sandbox was made from.
 	From ReceiptFrom `json:"from,omitzero"`
 	// Lost names what the previous sandbox had and this one does not.
@@ -165,13 +169,13 @@ type Session struct {
 	Group string `json:"group"`
 	// Provider is the requested provider. Empty: the daemon chooses.
 	Provider string            `json:"provider,omitempty"`
-	Spec     Spec              `json:"spec"` // without its environment
+	Spec     sandbox.Spec      `json:"spec"` // without its environment
 	Labels   map[string]string `json:"labels,omitempty"`
 	// PauseOnExit pauses the sandbox, instead of ending it, when no holder is left,
 	// if the provider can do that.
 	PauseOnExit bool `json:"pauseOnExit,omitempty"`
 	// Record says which recordings of the desktop are made without a request.
-	Record RecordMode `json:"record,omitempty" enum:"manual,on-turn"`
+	Record viewing.RecordMode `json:"record,omitempty" enum:"manual,on-turn"`
 
 	Receipt *Receipt   `json:"receipt,omitempty"` // of the last acquisition
 	Lease   *LeaseInfo `json:"lease,omitempty"`
@@ -181,25 +185,25 @@ type Session struct {
 
 // LeaseInfo describes the lease of a session.
 type LeaseInfo struct {
-	State    string    `json:"state"` // cold, warming, warm or draining
-	Epoch    int64     `json:"epoch"`
-	Provider string    `json:"provider,omitempty"`
-	Sandbox  ID        `json:"sandbox,omitempty"`
-	Holders  []Holder  `json:"holders"`
-	Expires  time.Time `json:"expires,omitzero"`
-	History  []Epoch   `json:"history,omitempty" doc:"the latest epochs, the present one first; not in lists"`
-	Idle     time.Time `json:"idle,omitzero"` // when the sandbox lost its last holder; zero: it has a holder, or there is no sandbox
+	State    string     `json:"state"` // cold, warming, warm or draining
+	Epoch    int64      `json:"epoch"`
+	Provider string     `json:"provider,omitempty"`
+	Sandbox  sandbox.ID `json:"sandbox,omitempty"`
+	Holders  []Holder   `json:"holders"`
+	Expires  time.Time  `json:"expires,omitzero"`
+	History  []Epoch    `json:"history,omitempty" doc:"the latest epochs, the present one first; not in lists"`
+	Idle     time.Time  `json:"idle,omitzero"` // when the sandbox lost its last holder; zero: it has a holder, or there is no sandbox
 }
 
 // Epoch says which sandbox served a session at an epoch.
 type Epoch struct {
-	Epoch    int64     `json:"epoch"`
-	Provider string    `json:"provider"`
-	Sandbox  ID        `json:"sandbox"`
-	Holders  []string  `json:"holders,omitempty" doc:"kinds and ids of the holders when it began and when it ended"`
-	Began    time.Time `json:"began"`
-	Ended    time.Time `json:"ended,omitzero" doc:"left out while it serves the session"`
-	Why      string    `json:"why,omitempty" doc:"why it ended"`
+	Epoch    int64      `json:"epoch"`
+	Provider string     `json:"provider"`
+	Sandbox  sandbox.ID `json:"sandbox"`
+	Holders  []string   `json:"holders,omitempty" doc:"kinds and ids of the holders when it began and when it ended"`
+	Began    time.Time  `json:"began"`
+	Ended    time.Time  `json:"ended,omitzero" doc:"left out while it serves the session"`
+	Why      string     `json:"why,omitempty" doc:"why it ended"`
 }
 
 // IfExists says what to do if a session with the name exists.
@@ -217,11 +221,11 @@ type NewSession struct {
 	Name  string `json:"name,omitempty" maxLength:"63" doc:"unique among your sessions; the id if it is left out"`
 	Group string `json:"group,omitempty" maxLength:"63" doc:"sessions with the same group share one sandbox; not shared if it is left out"`
 	// Spec is the Spec of its sandboxes. Its Name is not used.
-	Spec        Spec              `json:"spec,omitzero"`
-	Labels      map[string]string `json:"labels,omitempty" doc:"added to the labels of the spec; they apply to the sandboxes and the usage of the session"`
-	PauseOnExit bool              `json:"pauseOnExit,omitempty" doc:"pause the sandbox, instead of ending it, when no holder is left, if the provider can do that"`
-	Record      RecordMode        `json:"record,omitempty" enum:"manual,on-turn" doc:"on-turn records the desktop during every turn that uses it; manual if it is left out"`
-	IfExists    IfExists          `json:"ifExists,omitempty" enum:"fail,attach" doc:"what to do when there is a session of that name; fail if it is left out"`
+	Spec        sandbox.Spec       `json:"spec,omitzero"`
+	Labels      map[string]string  `json:"labels,omitempty" doc:"added to the labels of the spec; they apply to the sandboxes and the usage of the session"`
+	PauseOnExit bool               `json:"pauseOnExit,omitempty" doc:"pause the sandbox, instead of ending it, when no holder is left, if the provider can do that"`
+	Record      viewing.RecordMode `json:"record,omitempty" enum:"manual,on-turn" doc:"on-turn records the desktop during every turn that uses it; manual if it is left out"`
+	IfExists    IfExists           `json:"ifExists,omitempty" enum:"fail,attach" doc:"what to do when there is a session of that name; fail if it is left out"`
 	// Holder, if set, acquires the sandbox too. Nil: the sandbox is made when it is
 	// first used.
 	Holder *HolderRef `json:"holder,omitempty" doc:"acquire the sandbox for this holder; without a holder, the sandbox is made when it is first used"`
@@ -230,9 +234,9 @@ type NewSession struct {
 // SessionChange describes changes to a session. Fields that are nil stay as
 // they are.
 type SessionChange struct {
-	Labels      map[string]*string `json:"labels,omitempty" doc:"labels to set; null removes one. The present sandbox keeps its labels"`
-	PauseOnExit *bool              `json:"pauseOnExit,omitempty"`
-	Record      *RecordMode        `json:"record,omitempty" enum:"manual,on-turn" doc:"it applies to turns that begin, or send a heartbeat, from now on"`
+	Labels      map[string]*string  `json:"labels,omitempty" doc:"labels to set; null removes one. The present sandbox keeps its labels"`
+	PauseOnExit *bool               `json:"pauseOnExit,omitempty"`
+	Record      *viewing.RecordMode `json:"record,omitempty" enum:"manual,on-turn" doc:"it applies to turns that begin, or send a heartbeat, from now on"`
 }
 
 // ResumeRequest asks for the session of an envelope.
@@ -264,10 +268,10 @@ type Opened struct {
 
 // Acquired is the result of acquiring the sandbox of a session.
 type Acquired struct {
-	Epoch   int64   `json:"epoch"`
-	Role    string  `json:"role" doc:"spawner: this request made the sandbox; attached or rearmed: it existed already"`
-	Sandbox ID      `json:"sandbox"`
-	Receipt Receipt `json:"receipt"`
+	Epoch   int64      `json:"epoch"`
+	Role    string     `json:"role" doc:"spawner: this request made the sandbox; attached or rearmed: it existed already"`
+	Sandbox sandbox.ID `json:"sandbox"`
+	Receipt Receipt    `json:"receipt"`
 }
 
 // Saved is the result of saving a session.

@@ -1,4 +1,4 @@
-package sandbox
+package coding
 
 import "encoding/json"
 

@@ -1,6 +1,10 @@
-package sandbox
+package durable
 
-import "time"
+import (
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
 
 // Snapshot is the state of a sandbox at a point in time. See [Spec.Snapshot]
 // for how to start from one.
@@ -19,11 +23,11 @@ type Snapshot struct {
 	Problem   string `json:"problem,omitempty" doc:"why it could not be saved"`
 
 	Engine     string            `json:"engine,omitempty" doc:"the engine that wrote it; only the same engine restores memory"`
-	Parent     ID                `json:"parent" doc:"id of the sandbox it was taken of"`
+	Parent     sandbox.ID        `json:"parent" doc:"id of the sandbox it was taken of"`
 	ParentName string            `json:"parentName"`
 	Image      string            `json:"image"`
 	Provider   string            `json:"provider,omitempty"`
-	Resources  Resources         `json:"resources"`
+	Resources  sandbox.Resources `json:"resources"`
 	Labels     map[string]string `json:"labels,omitempty"`
 	Created    time.Time         `json:"created"`
 	Children   int64             `json:"children" doc:"sandboxes that were made from it and are not gone"`
@@ -101,10 +105,10 @@ type BuildEvent struct {
 
 // StoredProfile is a stored egress profile.
 type StoredProfile struct {
-	Name    string    `json:"name"`
-	Version int64     `json:"version" doc:"raised by every change"`
-	Profile Profile   `json:"profile"`
-	Created time.Time `json:"created"`
-	Updated time.Time `json:"updated"`
-	Uses    int       `json:"uses,omitempty" doc:"number of sandboxes that use it; only in a list"`
+	Name    string          `json:"name"`
+	Version int64           `json:"version" doc:"raised by every change"`
+	Profile sandbox.Profile `json:"profile"`
+	Created time.Time       `json:"created"`
+	Updated time.Time       `json:"updated"`
+	Uses    int             `json:"uses,omitempty" doc:"number of sandboxes that use it; only in a list"`
 }

@@ -1,4 +1,4 @@
-package sandbox
+package coding
 
 // SearchRequest says what to search for in the files of a sandbox: by name, by
 // content, or by both.

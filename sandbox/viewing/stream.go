@@ -1,6 +1,12 @@
-package sandbox
+// Package viewing describes what people see of a sandbox: streams, recordings
+// and desktops.
+package viewing
 
-import "time"
+import (
+	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
+)
 
 // NewStream asks for a stream of a sandbox.
 type NewStream struct {
@@ -13,8 +19,8 @@ type NewStream struct {
 	Port uint16 `json:"port,omitempty" doc:"port inside the sandbox; 5900 for a desktop if it is left out, where the desktop is started if it does not run"`
 	// Process is the background command whose terminal is shared; empty: a login
 	// shell, which is started if it does not run.
-	Process string     `json:"process,omitempty" maxLength:"64" doc:"id of a background command on a terminal; a login shell in the workspace if it is left out"`
-	Size    WindowSize `json:"size,omitzero" doc:"of the terminal of a new login shell"`
+	Process string             `json:"process,omitempty" maxLength:"64" doc:"id of a background command on a terminal; a login shell in the workspace if it is left out"`
+	Size    sandbox.WindowSize `json:"size,omitzero" doc:"of the terminal of a new login shell"`
 	// TTL is how many seconds the token may open sockets; 0: 120.
 	TTL int64 `json:"ttl,omitempty" minimum:"0" maximum:"86400" doc:"seconds during which the token opens sockets; 120 if it is left out"`
 	// Link asks for a code for a link that a person opens. A desktop that cannot be
@@ -24,15 +30,15 @@ type NewStream struct {
 
 // Stream is a permission to view a sandbox, and its present viewers.
 type Stream struct {
-	ID         string    `json:"id"`
-	Sandbox    ID        `json:"sandbox"`
-	Kind       string    `json:"kind"`
-	Mode       string    `json:"mode"`
-	Port       uint16    `json:"port,omitempty"`
-	Process    string    `json:"process,omitempty" doc:"of a terminal"`
-	LeaseEpoch int64     `json:"leaseEpoch" doc:"of the session; 0 if the stream was opened for a sandbox"`
-	Expires    time.Time `json:"expiresAt" doc:"until then its token opens sockets"`
-	Viewers    int       `json:"viewers" doc:"number of open sockets"`
+	ID         string     `json:"id"`
+	Sandbox    sandbox.ID `json:"sandbox"`
+	Kind       string     `json:"kind"`
+	Mode       string     `json:"mode"`
+	Port       uint16     `json:"port,omitempty"`
+	Process    string     `json:"process,omitempty" doc:"of a terminal"`
+	LeaseEpoch int64      `json:"leaseEpoch" doc:"of the session; 0 if the stream was opened for a sandbox"`
+	Expires    time.Time  `json:"expiresAt" doc:"until then its token opens sockets"`
+	Viewers    int        `json:"viewers" doc:"number of open sockets"`
 }
 
 // TerminalMessage is a text message of the WebSocket of a terminal. Binary
@@ -40,13 +46,13 @@ type Stream struct {
 type TerminalMessage struct {
 	// Type is join or size from a viewer. To a viewer it is screen or resume (how
 	// the output goes on), size, input (how much has arrived) or exit.
-	Type     string      `json:"type" enum:"join,size,screen,resume,input,exit"`
-	Size     *WindowSize `json:"size,omitempty"`
-	Client   string      `json:"client,omitempty" doc:"chosen by a viewer that may reconnect: its earlier connection ends, and its input is counted"`
-	Terminal string      `json:"terminal,omitempty" doc:"which counting the offset belongs to"`
-	Offset   int64       `json:"offset,omitempty" doc:"in the output, of what follows; in a join, of what is asked for"`
-	Input    int64       `json:"input,omitempty" doc:"bytes of the client's input that have arrived"`
-	Exit     *Exit       `json:"exit,omitempty"`
+	Type     string              `json:"type" enum:"join,size,screen,resume,input,exit"`
+	Size     *sandbox.WindowSize `json:"size,omitempty"`
+	Client   string              `json:"client,omitempty" doc:"chosen by a viewer that may reconnect: its earlier connection ends, and its input is counted"`
+	Terminal string              `json:"terminal,omitempty" doc:"which counting the offset belongs to"`
+	Offset   int64               `json:"offset,omitempty" doc:"in the output, of what follows; in a join, of what is asked for"`
+	Input    int64               `json:"input,omitempty" doc:"bytes of the client's input that have arrived"`
+	Exit     *sandbox.Exit       `json:"exit,omitempty"`
 }
 
 // StreamAccess is a new stream with its token, which is not shown again.

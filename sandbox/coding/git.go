@@ -1,4 +1,6 @@
-package sandbox
+// Package coding describes work on source code in a sandbox: git, searches,
+// patches and code contexts.
+package coding
 
 import (
 	"cmp"

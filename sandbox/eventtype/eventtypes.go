@@ -1,0 +1,80 @@
+// Package eventtype names the types of events.
+package eventtype
+
+// The types of events, as in Event.Type and EventQuery.Types. The list is
+// append-only.
+const (
+	Attempted          = "attempted" // Op begins; an event with its outcome follows
+	Denied             = "denied"    // Op was not allowed and was not done
+	Failed             = "failed"    // Op failed with Code
+	Unknown            = "unknown"   // Op began, but the daemon ended before it recorded the outcome
+	Done               = "done"      // Op succeeded and has no type of its own
+	Created            = "sandbox.created"
+	Started            = "sandbox.started"
+	Stopped            = "sandbox.stopped"
+	Paused             = "sandbox.paused"
+	Resumed            = "sandbox.resumed"
+	Updated            = "sandbox.updated"
+	Destroyed          = "sandbox.destroyed"
+	Ended              = "sandbox.ended"   // it ended by itself or by a limit: see Reason
+	Expired            = "sandbox.expired" // its lifetime ended
+	Idled              = "sandbox.idled"   // its idle policy applied
+	Lost               = "sandbox.lost"    // it cannot be reached
+	Found              = "sandbox.found"   // a lost one was reached again
+	ExecStarted        = "exec.started"
+	ExecEnded          = "exec.ended"
+	Signaled           = "exec.signaled"
+	FilesRead          = "files.read"
+	FilesWritten       = "files.written"
+	FilesRemoved       = "files.removed"
+	FilesMoved         = "files.moved"
+	KeyCreated         = "key.created"
+	KeyRevoked         = "key.revoked"
+	LimitsChanged      = "tenant.limits"
+	PortOpened         = "port.opened"
+	TenantCreated      = "tenant.created"
+	TenantDisabled     = "tenant.disabled" // or enabled again
+	Forked             = "sandbox.forked"
+	SnapshotCreated    = "snapshot.created"
+	SnapshotRemoved    = "snapshot.removed"
+	ProfileCreated     = "profile.created"
+	ProfileApplied     = "profile.applied"
+	ProfileRemoved     = "profile.removed"
+	SecretCreated      = "secret.created"
+	SecretRotated      = "secret.rotated"
+	SecretRemoved      = "secret.removed"
+	EgressAllowed      = "egress.allowed" // a sandbox sent a request: see Subject and Policy
+	EgressDenied       = "egress.denied"
+	EgressLimited      = "egress.limited" // a limit is reached
+	EgressFailed       = "egress.failed"  // allowed, but the server did not respond
+	PoliciesLoaded     = "policy.loaded"  // new policies of the machine apply; with a code, not to all networks
+	PoliciesKept       = "policy.kept"    // the policy files are not valid, so the old policies stay: see Subject
+	SecretUsed         = "secret.used"    // the gateway sent it: see Subject and Policy
+	SessionCreated     = "session.created"
+	LeaseWarming       = "lease.warming"        // the sandbox of a session is made or resumed
+	LeaseWarm          = "lease.warm"           // it serves the session: see Epoch
+	LeaseDraining      = "lease.draining"       // the sandbox has no holder; it ends after a grace period
+	LeaseCold          = "lease.cold"           // the session has no sandbox
+	LeaseWaiting       = "lease.waiting"        // a caller waits for a sandbox that another one makes or ends
+	LeaseAtRisk        = "lease.at_risk"        // the sandbox could not be saved, and its lifetime ends soon
+	FenceRefused       = "fence.refused"        // a request was for an earlier sandbox: see Epoch
+	RouteSwapped       = "route.swapped"        // another sandbox serves the session, with its files: see Sandbox and Epoch
+	StreamOpened       = "stream.opened"        // a viewer connected: see Subject and Viewers
+	StreamClosed       = "stream.closed"        // a viewer is gone: see Reason
+	StreamRevoked      = "stream.revoked"       // see Reason
+	StreamRotated      = "stream.url.rotated"   // the stream shows another sandbox of its session, see Epoch; its token is asked for, not recorded
+	TerminalStarted    = "terminal.pty.started" // a command runs on a terminal: see Subject, which is its id, Program, Cols, Rows and Dir
+	TerminalExited     = "terminal.pty.exited"  // the command has ended: see Exit and Reason
+	RecordingStarted   = "recording.started"    // see Subject, which is the recording
+	RecordingAvailable = "recording.available"  // it has ended and is stored: see Reason
+	RecordingFailed    = "recording.failed"     // see Reason
+	MachineApproved    = "machine.approved"     // a self-hosted machine may make sandboxes: see Subject, which is its id
+	MachineRevoked     = "machine.revoked"
+	MachineConsents    = "machine.consents" // its owner agreed to more, or to less: see Subject, and Policy, which is all that the owner agrees to now
+	NodePlaced         = "node.placed"      // a node was chosen for a sandbox: see Subject and Policy, which is why
+	NodeChanged        = "node.changed"     // it was cordoned or taken back: see Subject
+	NodeDrained        = "node.drained"
+	NodeRemoved        = "node.removed"
+	NodeCleared        = "node.cleared" // a node that was given up came back, and its old sandboxes were ended
+	AuditPruned        = "audit.pruned" // the oldest records of this log were removed: see Subject
+)
