@@ -490,10 +490,10 @@ func (r *record) outcome(b box, why sandbox.Reason) sandbox.Exit {
 		killed.Reason, killed.Detail = sandbox.ReasonCrashed, "the machine was restarted"
 	case why == sandbox.ReasonKilled:
 		killed.Reason, killed.Detail = why, "it was destroyed"
-	case why == sandbox.ReasonMemory, r.cgroup().MemoryKills()+b.starved() > 0:
-		killed.Reason, killed.Detail = sandbox.ReasonMemory, "it reached its memory limit"
 	case why == sandbox.ReasonLifetime, !r.Expires.IsZero() && time.Now().After(r.Expires):
 		killed.Reason, killed.Detail = sandbox.ReasonLifetime, "its lifetime is over"
+	case why == sandbox.ReasonMemory, r.cgroup().MemoryKills()+b.starved() > 0: // perhaps long ago
+		killed.Reason, killed.Detail = sandbox.ReasonMemory, "it reached its memory limit"
 	case said != "" && r.cgroup().Refuses(withDefaults(r.Spec.Resources).Memory):
 		killed.Reason, killed.Detail = sandbox.ReasonMemory, "it reached its memory limit, and its kernel failed: "+said
 	case said != "":

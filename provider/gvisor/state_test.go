@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 func TestBoxLock(t *testing.T) {
@@ -124,5 +126,41 @@ func TestProcessRef(t *testing.T) {
 	}
 	if ref.alive() || (processRef{}).alive() {
 		t.Error("an ended process is alive")
+	}
+}
+
+// TestReasonOfTheEnd: a sandbox that was at its memory limit at some time, and
+// ended later, ended for the later reason.
+func TestReasonOfTheEnd(t *testing.T) {
+	past := time.Now().Add(-time.Minute)
+	for name, tc := range map[string]struct {
+		expires time.Time
+		starved bool
+		why     sandbox.Reason
+		want    sandbox.Reason
+	}{
+		"at its limit":                                    {starved: true, want: sandbox.ReasonMemory},
+		"at its limit, its lifetime goes on":              {starved: true, expires: time.Now().Add(time.Hour), want: sandbox.ReasonMemory},
+		"at its limit, then its lifetime was over":        {starved: true, expires: past, want: sandbox.ReasonLifetime},
+		"at its limit, then ended by us for its lifetime": {starved: true, why: sandbox.ReasonLifetime, want: sandbox.ReasonLifetime},
+		"at its limit, then destroyed":                    {starved: true, why: sandbox.ReasonKilled, want: sandbox.ReasonKilled},
+		"ended by us for want of memory":                  {why: sandbox.ReasonMemory, want: sandbox.ReasonMemory},
+		"its lifetime was over":                           {expires: past, want: sandbox.ReasonLifetime},
+		"nothing is known":                                {want: sandbox.ReasonCrashed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &record{ID: "a", Expires: tc.expires}
+			b, lock, err := createBox(t.TempDir(), r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer lock.Close()
+			if tc.starved {
+				b.addStarved()
+			}
+			if exit := r.outcome(b, tc.why); exit.Reason != tc.want {
+				t.Errorf("reason %q, want %q", exit.Reason, tc.want)
+			}
+		})
 	}
 }
