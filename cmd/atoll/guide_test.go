@@ -22,35 +22,36 @@ import (
 var block = regexp.MustCompile("(?ms)^```(sh|sh fails|output)\n(.*?)^```$")
 
 // guides are the pages of docs whose commands are run, with a function that prepares a
-// page's prerequisites, if any. The blocks of sh run in one shell and
+// page's prerequisites, if any. A heading after a # names a section of a page that
+// is run alone. The blocks of sh run in one shell and
 // directory, one after the other, and the standard output of each is compared
 // with the following output block. A block "sh fails" must fail, and its
 // standard error counts as output. A line "..." matches any lines, and "…" any
 // text within a line.
 var guides = map[string]func(*testing.T, *guideRunner){
-	"guide/getting-started.md":  nil,
-	"guide/first-hour.md":       nil,
-	"guide/sessions.md":         nil,
-	"guide/console.md":          nil,
-	"reference/environment.md":  nil,
-	"operate/mirrors.md":        serveMirror,
-	"guide/secrets.md":          serveGit,
-	"guide/remote-daemon.md":    nil,
-	"guide/ports.md":            nil,
-	"guide/from-docker.md":      useDebian,
-	"guide/from-e2b.md":         nil,
-	"guide/agent-loop.md":       usePython,
-	"guide/from-modal.md":       usePython,
-	"guide/troubleshooting.md":  nil,
-	"guide/several-machines.md": nil,
-	"operate/uninstall.md":      nil,
+	"guide/getting-started.md":    nil,
+	"guide/sessions.md":           nil,
+	"guide/console.md":            nil,
+	"reference/environment.md":    nil,
+	"operate/mirrors.md":          serveMirror,
+	"guide/secrets.md":            serveGit,
+	"guide/remote-daemon.md":      nil,
+	"guide/ports.md":              nil,
+	"guide/coming-from.md#Docker": useDebian,
+	"guide/coming-from.md#E2B":    nil,
+	"guide/coming-from.md#Modal":  usePython,
+	"guide/libraries.md":          usePython,
+	"guide/troubleshooting.md":    nil,
+	"guide/several-machines.md":   nil,
+	"operate/uninstall.md":        nil,
 }
 
 func TestGuides(t *testing.T) {
 	for page, prepare := range guides {
 		t.Run(filepath.Base(page), func(t *testing.T) {
 			t.Parallel()
-			text, err := os.ReadFile(filepath.Join("../../docs", page))
+			name, heading, _ := strings.Cut(page, "#")
+			text, err := os.ReadFile(filepath.Join("../../docs", name))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -58,9 +59,24 @@ func TestGuides(t *testing.T) {
 			if prepare != nil {
 				prepare(t, g)
 			}
-			g.run(t, string(text))
+			g.run(t, section(t, string(text), heading))
 		})
 	}
+}
+
+// section returns the part of a page below a heading of the second level, or the
+// whole page without a heading.
+func section(t *testing.T, page, heading string) string {
+	t.Helper()
+	if heading == "" {
+		return page
+	}
+	_, rest, found := strings.Cut(page, "\n## "+heading+"\n")
+	if !found {
+		t.Fatalf("the page has no section %q", heading)
+	}
+	text, _, _ := strings.Cut(rest, "\n## ")
+	return text
 }
 
 // guideRunner runs the commands of a page.
@@ -116,7 +132,7 @@ func newGuideRunner(t *testing.T) *guideRunner {
 	return g
 }
 
-// TestFirstHour runs the steps of the first hour in a fresh Debian, whose root
+// TestFirstHour runs the steps of Getting started in a fresh Debian, whose root
 // is ATOLL_DEBIAN, with the program of its package. The output is the same for
 // root and for an unprivileged user.
 func TestFirstHour(t *testing.T) {
@@ -124,7 +140,7 @@ func TestFirstHour(t *testing.T) {
 	if root == "" {
 		need.Thing(t, "make first-hour", "")
 	}
-	page, err := os.ReadFile("../../docs/guide/first-hour.md")
+	page, err := os.ReadFile("../../docs/guide/getting-started.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -53,8 +53,7 @@ def test_page() -> None:
 
 
 def test_command_of_the_page(tmp_path: Path) -> None:
-    text = (page.ROOT / "docs/guide/frameworks/harbor.md").read_text()
-    (line,) = (line for line in text.splitlines() if line.startswith("harbor run"))
+    (line,) = (line for line in page.section("harbor").splitlines() if line.startswith("harbor run"))
     program, *args = line.split()
     harbor = Path(sys.executable).parent / program
     ran = subprocess.run([harbor, *args, "-o", tmp_path], cwd=page.ROOT, capture_output=True, text=True, timeout=300)
