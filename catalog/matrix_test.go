@@ -2,8 +2,10 @@ package catalog
 
 import (
 	"cmp"
+	"errors"
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 	"testing"
@@ -76,18 +78,29 @@ accepts too (fake), or nothing yet (none).
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s | %s |\n", name(d.Name), d.Tier, cmp.Or(string(d.Isolation), "–"), pause, d.Snapshot.Kind, mark(d.Fork), rules, d.Ports.Kind,
 			mark(d.Terminal.PTY), mark(d.Desktop.Available), life, d.Verified)
 	}
-	b.WriteString("\n## Credentials\n\n| provider | setting | variable | |\n|---|---|---|---|\n")
-	for _, d := range list {
+	b.WriteString("\nThe page of a provider lists its settings, and `atoll provider show NAME` which of them it needs. [Providers of services](hosted.md) have most things in common.\n")
+	return b.String()
+}
+
+// Every setting of a provider is on its page.
+func TestSettingsAreOnPages(t *testing.T) {
+	found := 0
+	for _, d := range Known() {
+		page, err := os.ReadFile("../docs/reference/providers/" + d.Name + ".md")
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // the guide of selfhosted; the providers fake and host have no settings
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 		for _, c := range d.Credentials {
-			need := "optional"
-			switch {
-			case c.Required:
-				need = "required"
-			case c.With != "":
-				need = "together with the " + c.With
+			found++
+			if !strings.Contains(string(page), "`"+c.Env+"`") {
+				t.Errorf("the page of %s does not name `%s`", d.Name, c.Env)
 			}
-			fmt.Fprintf(&b, "| %s | %s | `%s` | %s |\n", d.Name, c.Name, c.Env, need)
 		}
 	}
-	return b.String()
+	if found < 80 {
+		t.Errorf("there are only %d settings", found)
+	}
 }
