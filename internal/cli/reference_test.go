@@ -1,13 +1,17 @@
 package cli
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 var update = flag.Bool("update", false, "write docs/reference/cli.md anew")
@@ -20,8 +24,13 @@ func TestReference(t *testing.T) {
 	root := app.root()
 	root.InitDefaultCompletionCmd()
 	var b strings.Builder
-	b.WriteString("# Command line\n\nGenerated from the commands' own help.\n")
-	reference(&b, root)
+	b.WriteString("# Command line\n\nGenerated from the commands' own help.\n\n## Common flags\n\nSeveral commands have these flags; their sections name them only.\n\n```text\n")
+	shared := sharedFlags(root)
+	for _, name := range slices.Sorted(maps.Keys(shared)) {
+		b.WriteString(shared[name])
+	}
+	b.WriteString("```\n")
+	reference(&b, root, shared)
 	if *update {
 		if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
 			t.Fatal(err)
@@ -36,8 +45,47 @@ func TestReference(t *testing.T) {
 	}
 }
 
-// reference writes the help of a command and of all below it.
-func reference(b *strings.Builder, cmd *cobra.Command) {
+// flagUsage returns the line of the help about one flag, with a line feed.
+func flagUsage(f *pflag.Flag) string {
+	alone := pflag.NewFlagSet("", pflag.ContinueOnError)
+	alone.AddFlag(f)
+	return alone.FlagUsages()
+}
+
+// sharedFlags returns the lines about the flags that at least three commands have
+// in the same words, by name. Of a flag that different commands explain in
+// different words, it has the most frequent line.
+func sharedFlags(root *cobra.Command) map[string]string {
+	count := map[string]map[string]int{}
+	var visit func(*cobra.Command)
+	visit = func(cmd *cobra.Command) {
+		if cmd.Hidden {
+			return
+		}
+		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if count[f.Name] == nil {
+				count[f.Name] = map[string]int{}
+			}
+			count[f.Name][flagUsage(f)]++
+		})
+		for _, sub := range cmd.Commands() {
+			visit(sub)
+		}
+	}
+	visit(root)
+	shared := map[string]string{}
+	for name, lines := range count {
+		most := slices.MaxFunc(slices.Sorted(maps.Keys(lines)), func(a, b string) int { return cmp.Compare(lines[a], lines[b]) })
+		if lines[most] >= 3 && len(strings.Fields(most)) > 3 {
+			shared[name] = most
+		}
+	}
+	return shared
+}
+
+// reference writes the help of a command and of all below it. Of shared flags it
+// writes the names.
+func reference(b *strings.Builder, cmd *cobra.Command, shared map[string]string) {
 	if cmd.Hidden || cmd.Name() == "help" || cmd.Parent() != nil && cmd.Parent().Name() == "completion" {
 		return
 	}
@@ -49,17 +97,30 @@ func reference(b *strings.Builder, cmd *cobra.Command) {
 		text = cmd.Short
 	}
 	fmt.Fprintf(b, "\n## %s\n\n```text\n%s\n", cmd.CommandPath(), strings.TrimSpace(text))
-	if cmd.Runnable() {
+	if cmd.Runnable() && cmd.UseLine() != cmd.CommandPath() {
 		fmt.Fprintf(b, "\nUsage:\n  %s\n", cmd.UseLine())
 	}
 	if cmd.HasExample() {
 		fmt.Fprintf(b, "\nExamples:\n%s\n", cmd.Example)
 	}
-	if flags := cmd.LocalFlags(); flags.HasAvailableFlags() {
-		fmt.Fprintf(b, "\nFlags:\n%s", flags.FlagUsages())
+	own, common := pflag.NewFlagSet("", pflag.ContinueOnError), []string(nil)
+	cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
+		switch {
+		case f.Hidden:
+		case shared[f.Name] == flagUsage(f):
+			common = append(common, "--"+f.Name)
+		default:
+			own.AddFlag(f)
+		}
+	})
+	if own.HasAvailableFlags() {
+		fmt.Fprintf(b, "\nFlags:\n%s", own.FlagUsages())
+	}
+	if len(common) > 0 {
+		fmt.Fprintf(b, "\nCommon flags: %s\n", strings.Join(common, " "))
 	}
 	b.WriteString("```\n")
 	for _, sub := range cmd.Commands() {
-		reference(b, sub)
+		reference(b, sub, shared)
 	}
 }
