@@ -33,7 +33,13 @@ var Now = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 // with the test.
 func Open(t testing.TB) *core.Core {
 	t.Helper()
-	db := storetest.SQLite(t, store.Options{Now: func() time.Time { return Now }})
+	return OpenWith(t, func() time.Time { return Now })
+}
+
+// OpenWith is Open with a clock, which must be safe for concurrent use.
+func OpenWith(t testing.TB, now func() time.Time) *core.Core {
+	t.Helper()
+	db := storetest.SQLite(t, store.Options{Now: now})
 	for _, tenant := range []string{key.DefaultTenant, Acme, Rival} {
 		_, err := store.Write(t.Context(), db, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Ensure(t.Context(), tenant) })
 		OK(t, err)
