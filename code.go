@@ -24,7 +24,7 @@ const (
 )
 
 // RunCode executes code in the code interpreter of the sandbox, which keeps
-// variables from one call to the next, and returns what it said: at most 16 MiB
+// variables from one call to the next, and returns its output: at most 16 MiB
 // of each stream and 64 MiB of results. An exception of the code is in the output
 // and is no error. When ctx ends, the code is interrupted. The image needs
 // python3, and what the language needs.

@@ -312,7 +312,7 @@ func (t *Terminal) begin(ws *websocket.Conn, m viewing.TerminalMessage) {
 	t.writing.Lock()
 	t.mu.Lock()
 	if m.Terminal != t.terminal && t.terminal != "" {
-		t.arrived = 0 // another daemon counts anew; what it did not confirm is sent again
+		t.arrived = 0 // another daemon counts from 0; input that it did not confirm is sent again
 	} else if n := m.Input - t.arrived; n > 0 {
 		n = min(n, int64(len(t.typed)))
 		t.typed, t.arrived = t.typed[n:], t.arrived+n

@@ -8,7 +8,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
-// Load returns what the daemon has room for.
+// Load returns the free capacity of the daemon.
 func (c *Client) Load(ctx context.Context) (l operator.Load, err error) {
 	return l, c.conn.Call(ctx, http.MethodGet, "/v1/load", nil, nil, &l)
 }
@@ -19,7 +19,7 @@ func (c *Client) Nodes(ctx context.Context) ([]operator.Node, error) {
 	return out.Nodes, c.conn.Call(ctx, http.MethodGet, "/v1/nodes", nil, nil, &out)
 }
 
-// Node asks a node for its load, and returns what is known of it.
+// Node asks a node for its load, and returns its state.
 func (c *Client) Node(ctx context.Context, name string) (n operator.Node, err error) {
 	return n, c.conn.Call(ctx, http.MethodGet, nodePath(name), nil, nil, &n)
 }

@@ -189,7 +189,7 @@ type Credential struct {
 // Verification says what a driver was tested against.
 type Verification string
 
-// What a driver is tested with.
+// The values of Verification.
 const (
 	VerifiedLive Verification = "live" // the real technology
 	VerifiedFake Verification = "fake" // a fake that the official client accepts too

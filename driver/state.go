@@ -167,7 +167,7 @@ type Pauser interface {
 // Preparer is implemented by providers that need files which they can get by
 // themselves.
 type Preparer interface {
-	// Prepare gets the files, and says what it does. With a source, which is a file
+	// Prepare gets the files, and reports its progress. With a source, which is a file
 	// or a directory of this machine, it takes them from there.
 	Prepare(ctx context.Context, source string, say func(line string)) error
 }

@@ -25,7 +25,7 @@ const (
 
 var (
 	errNoProgress = errors.New("the list of the S3 service makes no progress")
-	errNoList     = errors.New("the S3 service responds with something that is not a list")
+	errNoList     = errors.New("the response of the S3 service is not a list")
 )
 
 type listingKey struct{}

@@ -260,7 +260,7 @@ func (s *Service) Blame(ctx context.Context, ref, dir, rev, file string, first, 
 		return out, err
 	}
 	if first < 0 || last < 0 || last > 0 && last < first {
-		return out, invalid(gitOp, "first", "and last are no range of lines")
+		return out, invalid(gitOp, "first", "and last are not a range of lines")
 	}
 	err = s.git(ctx, ref, dir, func(ctx context.Context, r *repo) error {
 		if err := relative(gitOp, "file", file); err != nil {

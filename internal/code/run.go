@@ -167,7 +167,7 @@ func (r *repo) outcome(ctx context.Context, p driver.Process, said []byte) error
 
 var errLate = &sandbox.Error{Code: sandbox.CodeTimeout, Op: gitOp, Message: "git did not end in time"}
 
-// failure returns the error for an exit code of git, and what it said.
+// failure returns the error for an exit code and the output of git.
 func (r *repo) failure(code int, said string) error {
 	switch code {
 	case 0:

@@ -165,7 +165,7 @@ type watch struct {
 	poll  time.Duration
 
 	now     look          // the last one
-	took    time.Duration // what it took
+	took    time.Duration // the duration of the last look
 	failed  int           // how often in a row git failed
 	places  string        // whose files are watched, or are tried to be
 	unwatch context.CancelFunc
@@ -245,7 +245,7 @@ func (w *watch) run(yield func(coding.GitEvent, error) bool) {
 	}
 }
 
-// look reads the status now, or why there is none. If nothing can be read any
+// look reads the status now, or the reason for which it cannot. If nothing can be read any
 // more, it returns an error.
 func (w *watch) look() error {
 	late := make(chan struct{})
@@ -366,7 +366,7 @@ func (w *watch) wake() {
 	}
 }
 
-// directories returns the directories of a repository, of which none is below
+// directories returns the directories of a repository, none of which is below
 // another: of its working tree, and of a git directory elsewhere. They are from
 // the sandbox. The root of all is none, as it has the kernel's files too.
 func directories(places string) (dirs []string) {

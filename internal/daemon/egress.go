@@ -99,7 +99,7 @@ func (d *Daemon) enforceEgress(ctx context.Context) {
 }
 
 // gatewayFailed logs an error of the gateway. Sandboxes without a network are not
-// affected, so the daemon starts all the same.
+// affected, so the daemon starts anyway.
 func (d *Daemon) gatewayFailed(err error) {
 	if err != nil {
 		d.opts.Logger.Error("gateway failed", "error", err)

@@ -27,7 +27,7 @@ const partsName = "parts.json"
 // lossOf says for each part of a state directory what is lost with it.
 var lossOf = map[string]string{
 	databaseName:    "all records are lost; sandboxes that still exist get new ones",
-	"audit.key":     "the cuts of the log that were made with it cannot be verified",
+	"audit.key":     "cuts of the log that it sealed can no longer be verified",
 	"seal.key":      "the environments of stopped sandboxes and of sessions are lost",
 	"secret.key":    "stored secrets are lost",
 	"workspace.key": "workspaces and saved snapshots are lost",

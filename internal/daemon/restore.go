@@ -113,7 +113,7 @@ func copyDatabase(from, to string) error {
 	magic := []byte("SQLite format 3\x00")
 	begin := make([]byte, len(magic))
 	if _, err := io.ReadFull(in, begin); err != nil || !bytes.Equal(begin, magic) {
-		return notBackup(from, "it is no copy of a database", err)
+		return notBackup(from, "it is not a copy of a database", err)
 	}
 	if _, err := in.Seek(0, io.SeekStart); err != nil {
 		return notBackup(from, "it cannot be read", err)

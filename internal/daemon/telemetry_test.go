@@ -394,7 +394,7 @@ func TestCollectorRejects(t *testing.T) {
 	if err := d.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(logged.String(), "rejected some of them") {
+	if !strings.Contains(logged.String(), "rejected some of the events") {
 		t.Errorf("nobody is told: %s", logged.String())
 	}
 }

@@ -80,7 +80,7 @@ func (s *Service) Act(ctx context.Context, ref string, req viewing.ComputerReque
 		}
 	}
 	if req.ReadOnly && does == ops.ComputerAct {
-		return out, &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "the request is read-only, and has an action that is more than looking"}
+		return out, &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "the request is read-only, but has an action that changes something"}
 	}
 	err = s.use(ctx, ref, does, func(ctx context.Context, id sandbox.ID, d *desktop) error {
 		if d.may && s.cfg.Used != nil {
@@ -334,7 +334,7 @@ func execute(ctx context.Context, box Commands, args []string, stdin string, tim
 func missing(cause error) error {
 	return &sandbox.Error{
 		Code: sandbox.CodeUnsupported, Op: op, Message: "the image has no desktop", Cause: cause,
-		Hint: "use an image with Xvfb, xdotool, scrot and xclip; one is made with: make desktop-image",
+		Hint: "use an image with Xvfb, xdotool, scrot and xclip; build one with: make desktop-image",
 	}
 }
 

@@ -20,7 +20,7 @@ type step struct {
 	shot    bool
 	cursor  bool
 	paste   bool // it reads the clipboard
-	changes bool // it is more than looking
+	changes bool // it does more than look
 }
 
 var buttons = map[string]string{"": "1", "left": "1", "middle": "2", "right": "3", "back": "8", "forward": "9"}

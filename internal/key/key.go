@@ -222,7 +222,7 @@ func Imports(ctx context.Context, tx *store.Tx, token string) (add string, repla
 	return add, replaced, err
 }
 
-// Import accepts a key that Imports says is to be added. It may read, exec and
+// Import adds a key that Imports returned. It may read, exec and
 // write in the default tenant.
 func Import(ctx context.Context, tx *store.Tx, token string) error {
 	id, _ := idOf(token)

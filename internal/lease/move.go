@@ -87,7 +87,7 @@ func (m *machine) moving(epoch, attempt int64) bool {
 const clockError = 2 * time.Second
 
 // inMove reports whether the lease is in the move of that attempt, and its time
-// is not over. Afterwards the old sandbox serves again, and what was copied of it
+// is not over. Afterwards the old sandbox serves again, and the copy of it
 // may be out of date.
 func (m *machine) inMove(epoch, attempt int64) bool {
 	return m.moving(epoch, attempt) && m.now.Add(clockError).Before(m.lease.Moving)

@@ -67,7 +67,7 @@ func EnrolSubject(key string) string { return "enrol." + key }
 // ReplySuffix is the last part of the subject of answers to an enrolment.
 const ReplySuffix = ".answer"
 
-// Greeting says what a process of a machine is.
+// Greeting describes a process of a machine.
 type Greeting struct {
 	Started time.Time `json:"started"` // of the process
 	Version string    `json:"version"`

@@ -55,7 +55,7 @@ type call struct {
 	content []mcp.Content
 }
 
-// add adds a tool to a server. The daemon checks the permissions for what it
+// add adds a tool to a server. The daemon checks the permissions for the requests that it
 // needs. The result is the JSON of the output as text:
 // an output schema would make clients show each result to the model twice.
 // Errors become results that tell the model what is wrong and what to do.

@@ -3,7 +3,7 @@ package ops
 import "slices"
 
 // Route is a request that one of the daemon's APIs answers, or a tool of the
-// MCP server, with what it needs.
+// MCP server, with the permissions that it needs.
 type Route struct {
 	// Name is the method and the path, or the name of a tool.
 	Name string

@@ -214,7 +214,7 @@ func (p *Policy) reachable(f Flow) (Decision, bool) {
 	case !p.online:
 		return refuse(Offline, "the internet switch of the profile is off"), false
 	case f.Port == 0 || f.Name == "" && !f.Addr.IsValid():
-		return refuse(BadHost, "there is no host or no port"), false
+		return refuse(BadHost, "the host or the port is missing"), false
 	case f.Name != "" && checkName(f.Name) != nil:
 		return refuse(BadHost, "%q is not a host name: %v", clip(f.Name), checkName(f.Name)), false
 	case f.Name == sandbox.MachineHost && !slices.Contains(p.operator.HostPorts, f.Port):

@@ -183,7 +183,7 @@ func Check(v Value) error {
 // NoHosts is the error for sending a secret that has no hosts.
 func NoHosts(name string) error {
 	return &sandbox.Error{
-		Code: sandbox.CodeDenied, Subject: name, Message: "the secret names no hosts, so that only a stored profile, or who may make one, may send it",
+		Code: sandbox.CodeDenied, Subject: name, Message: "the secret names no hosts, so only a stored profile, or a caller who may make one, can send it",
 		Hint: "make it with --host, or use a profile that adds it",
 	}
 }

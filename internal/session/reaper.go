@@ -165,7 +165,7 @@ func (m *Manager) persist(ctx context.Context, l lease.Lease, saved durable.Enve
 		return false, err
 	}
 	_, effect, err := m.cfg.Leases.Apply(ctx, l.Group, lease.Persist{Epoch: l.Epoch, Drain: l.Drains, Archive: data})
-	if err != nil { // Discard keeps an archive that was stored all the same
+	if err != nil { // Discard keeps an archive that was stored anyway
 		return false, errors.Join(err, m.cfg.Boxes.Discard(context.WithoutCancel(ctx), sealed))
 	}
 	if !effect.Done { // the sandbox is needed again; the capture is not

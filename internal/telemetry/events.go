@@ -125,7 +125,7 @@ func (s *shipper) batch(ctx context.Context, tenant string, after int64) (int64,
 		if err := s.t.events.Export(ctx, s.records.all); err != nil && !rejected(err) {
 			return after, err
 		} else if err != nil {
-			s.t.opts.Logger.Warn("the collector took events and rejected some of them", "error", clip(err))
+			s.t.opts.Logger.Warn("the collector rejected some of the events", "error", clip(err))
 		}
 	}
 	after = page[len(page)-1].Seq

@@ -38,7 +38,7 @@ func Pack(executable, dir string) error {
 		return err
 	}
 	defer z.Close()
-	// Without its digest, what is packed is not used.
+	// Without its digest, the packed program is not used.
 	if err := os.Remove(sumPath); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -21,7 +21,7 @@ const (
 	maxGuesses = 5
 )
 
-// code is what the link of a stream has instead of a token. It is guarded by the
+// code is the one-time code in the link of a stream. It is guarded by the
 // Service's mutex.
 type code struct {
 	sum     [sha256.Size]byte
@@ -53,7 +53,7 @@ func (s *Service) offer(o *opened) (text string, expires time.Time) {
 }
 
 // Redeem returns a token of a stream that has a link, for the code of the link,
-// which works once, or for an earlier token. It needs no key: whoever has these
+// which works once, or for an earlier token. It needs no key: everyone who has these
 // may do what they allow, while the key that made the link is accepted. If
 // another sandbox serves the session of the stream now, the stream shows that one.
 func (s *Service) Redeem(ctx context.Context, id string, with viewing.StreamRedemption) (out viewing.StreamAccess, err error) {
@@ -119,7 +119,7 @@ func (s *Service) redeemed(id string, with viewing.StreamRedemption) (*opened, t
 	return o, o.Expires
 }
 
-// present returns what a stream is at present.
+// present returns the present state of a stream.
 func (s *Service) present(o *opened) viewing.Stream {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -112,7 +112,7 @@ type opened struct {
 // New returns a Service.
 func New(cfg Config) *Service { return &Service{cfg: cfg, streams: map[string]*opened{}} }
 
-// operation returns what the maker of a stream must be allowed to do. A port may
+// operation returns the operation that the maker of a stream needs permission for. A port may
 // be anything, and even connecting to it acts. That includes a desktop at another
 // port than the usual one.
 func operation(o *opened) ops.Op {
@@ -197,7 +197,7 @@ func (s *Service) open(o *opened) *opened {
 	return o
 }
 
-// access returns a token for a stream. now is what the stream is at present.
+// access returns a token for a stream. now is its present state.
 func (s *Service) access(now viewing.Stream, o *opened) (out viewing.StreamAccess, err error) {
 	out.Stream, out.URL, out.Transport, out.Client = now, "/v1/streams/"+now.ID, "tcp-ws", "bytes"
 	switch now.Kind {
@@ -269,7 +269,7 @@ func (s *Service) prepare(ctx context.Context, who key.Principal, o *opened, box
 }
 
 // rotate makes a stream show a sandbox, if that is another than before and not
-// an earlier one, and returns what the stream is now. Its tokens of before open
+// an earlier one, and returns the present state of the stream. Its tokens of before open
 // nothing then. Its time becomes another one unless that is zero.
 func (s *Service) rotate(o *opened, box sandbox.Sandbox, epoch int64, process string, expires time.Time) (*opened, viewing.Stream, error) {
 	s.mu.Lock()

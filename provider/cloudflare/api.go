@@ -341,7 +341,7 @@ func (in *inside) Stream(ctx context.Context, argv []string, env map[string]stri
 		args = append(args, k+"="+v)
 	}
 	e := &events{in: in, said: make(chan said), started: make(chan error, 1)}
-	e.known.Store(in.one == "") // whoever asks that way looks at what was made
+	e.known.Store(in.one == "") // a caller with this option checks the result
 	e.ctx, e.cancel = context.WithCancel(ctx)
 	in.api.conns.Go(func() { e.run(append(args, argv...)) })
 	var err error

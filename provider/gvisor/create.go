@@ -178,7 +178,7 @@ func (m *maker) finish(ctx context.Context) (*Instance, error) {
 	return m.in, m.publish()
 }
 
-// plugIn writes the files of the network, or removes what a snapshot has of
+// plugIn writes the files of the network, or removes those that a snapshot has of
 // another network.
 func (m *maker) plugIn(ctx context.Context, javaHome string) error {
 	if m.link == nil && m.from == nil {

@@ -112,7 +112,7 @@ func (p *Provider) ImportSnapshot(ctx context.Context, id string, r io.Reader) (
 }
 
 // save writes all of a snapshot except its manifest, with the sandbox paused.
-// The sandbox continues afterwards unless it is to be stopped.
+// The sandbox continues afterwards, unless the caller stops it.
 func (in *Instance) save(ctx context.Context, dir string, opts driver.SnapshotOptions, rest string) (*snapshot.Draft, error) {
 	d := snapshot.New(dir, snapshot.Manifest{Image: in.rec.Spec.Image, Digest: in.rec.Spec.Digest, Transient: opts.Transient && !opts.Stop})
 	if opts.Memory {

@@ -43,7 +43,7 @@ type Options struct {
 	// and not to this process: Close ends their commands, and Attach starts them again.
 	// Empty: every sandbox has a directory of its own.
 	Workdir string
-	// Screen gives commands the display of this process, and shows it to whoever
+	// Screen gives commands the display of this process, and shows it to everyone who
 	// connects to the port of VNC in a sandbox of a Workdir. Without it, commands have
 	// to look for one.
 	Screen bool

@@ -25,7 +25,7 @@ type api struct {
 	boxes     hosted.Boxes
 	policed   bool   // each sandbox has a NetworkPolicy
 	pool      string // from which sandboxes are claimed; empty: none
-	// forget removes what the gateway has of a sandbox.
+	// forget removes a sandbox from the gateway.
 	forget func(sandbox.ID) error
 }
 

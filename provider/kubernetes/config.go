@@ -181,7 +181,7 @@ func (k *kubeconfig) choose(context string, insecure bool) (c cluster, err error
 	return c, k.Users[i].open(&c, entry)
 }
 
-// unknown refuses fields that would change who is asked, or as whom.
+// unknown refuses fields that would change the server or the user of a request.
 func unknown(where string, other map[string]any, harmless ...string) error {
 	for field := range other {
 		if !slices.Contains(harmless, field) {

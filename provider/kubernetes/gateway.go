@@ -202,7 +202,7 @@ func (g *gateway) password(id sandbox.ID, box string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// certificate is the file with what the programs of a sandbox trust. It exists for
+// certificate is the file with the authorities that the programs of a sandbox trust. It exists for
 // every sandbox that uses the gateway.
 func (g *gateway) certificate(id sandbox.ID) string { return filepath.Join(g.dir, string(id)+".crt") }
 

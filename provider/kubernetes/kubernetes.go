@@ -62,7 +62,7 @@ type Options struct {
 	// GatewayPods are the pods behind Gateway, if that is the address of a service:
 	// NAMESPACE/LABEL=VALUE,... Empty: it is not.
 	GatewayPods string
-	// OpenGateway opens Atoll's gateway. Nil: there is none in this process.
+	// OpenGateway opens Atoll's gateway. Nil: this process has no gateway.
 	OpenGateway OpenGateway
 	// Insecure accepts clusters that do not prove who they are.
 	Insecure bool
@@ -115,7 +115,7 @@ type Provider struct {
 	*hosted.Core
 	opts Options
 	api  *api
-	// gateway is that for rules that no policy expresses. Nil: there is none.
+	// gateway enforces the rules that no NetworkPolicy expresses. It may be nil.
 	gateway *gateway
 }
 

@@ -196,7 +196,7 @@ func (p *pod) main() container {
 	return container{}
 }
 
-// state returns what a pod does, in its own words, and what that means.
+// state returns the phase of a pod as Kubernetes names it, and the state that this means.
 func (p *pod) state() (word string, state sandbox.State, why string) {
 	s := &p.Status
 	why = cause{s.Reason, s.Message}.String()

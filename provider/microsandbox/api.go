@@ -180,7 +180,7 @@ type network struct {
 	Strict *bool `json:"strict,omitempty"`
 }
 
-// policy has rules, the first of which that matches decides.
+// policy has rules. The first one that matches decides.
 type policy struct {
 	Egress  string `json:"default_egress"`
 	Ingress string `json:"default_ingress"`

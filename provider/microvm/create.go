@@ -375,7 +375,7 @@ func (m *maker) configure(ctx context.Context, in *Instance) error {
 	return nil
 }
 
-// plugIn writes the files of the network, or removes what a snapshot has of
+// plugIn writes the files of the network, or removes those that a snapshot has of
 // another network.
 func (m *maker) plugIn(ctx context.Context, client *guest.Client, javaHome string) error {
 	files := netfiles.Files{Client: client, Restored: m.from != nil}

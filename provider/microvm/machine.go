@@ -55,7 +55,7 @@ func (p *Provider) shapeOf(r sandbox.Resources) shape {
 // maxCPUs is the number of processors that the interrupt controller supports.
 const maxCPUs = 64
 
-// launch is what a machine is started with. The caller closes the files.
+// launch has the parameters and files with which a machine starts. The caller closes the files.
 type launch struct {
 	box      box
 	boot     *boot

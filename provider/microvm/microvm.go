@@ -61,7 +61,7 @@ type Options struct {
 	// Accel is AccelKVM or AccelTCG. Empty: AccelKVM.
 	Accel string
 	// Kernel is the file of a kernel, or a directory with the content of a package
-	// of a distribution. Empty: the one of Setup, else one of /boot.
+	// of a distribution. Empty: the kernel of Setup, else one of /boot.
 	Kernel string
 	// Image is used for sandboxes with the image "host". Empty: they are refused,
 	// because a machine does not see the files of this one.
@@ -298,5 +298,5 @@ func withDefaults(r sandbox.Resources) sandbox.Resources {
 // holes.
 const unlimitedDisk = 1 << 40
 
-// patience limits what a machine is asked in between.
+// patience limits the requests to a machine in between.
 const patience = 10 * time.Second

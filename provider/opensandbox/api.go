@@ -240,7 +240,7 @@ func (p policy) same(o policy) bool {
 // others, a program that knows an address reaches it.
 const strict = "dns+nft"
 
-// enforced returns what the sidecar of a sandbox enforces.
+// enforced returns the rules that the sidecar of a sandbox enforces.
 func (a *api) enforced(ctx context.Context, id string) (policy, error) {
 	var said struct {
 		Mode   string `json:"enforcementMode"`

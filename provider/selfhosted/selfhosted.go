@@ -100,7 +100,7 @@ func (s signer) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Body != nil && r.Body != http.NoBody {
 		if r.GetBody == nil {
 			return nil, &sandbox.Error{
-				Code: sandbox.CodeUnavailable, Op: "machine.dial", Message: "the machine's program was started anew during the request", Hint: "try again",
+				Code: sandbox.CodeUnavailable, Op: "machine.dial", Message: "the machine's program was restarted during the request", Hint: "try again",
 			}
 		}
 		r = r.Clone(r.Context())

@@ -36,7 +36,7 @@ type Envelope struct {
 	Files *ArchiveFile `json:"files,omitempty"`
 
 	// Fingerprint was written by earlier versions. It is ignored: an envelope is
-	// untrusted, and whoever resumes it needs every right that it uses.
+	// untrusted: the caller who resumes it needs every right that it uses.
 	Fingerprint string `json:"fingerprint,omitempty"`
 }
 

@@ -35,7 +35,7 @@ type Node struct {
 	Lost bool `json:"lost,omitempty" doc:"it was removed while it did not answer"`
 }
 
-// Load is what a daemon has room for. A caller with a key sees the sandboxes and
+// Load is the free capacity of a daemon. A caller with a key sees the sandboxes and
 // images of its tenant only.
 type Load struct {
 	MemoryTotal    int64    `json:"memoryTotal" doc:"memory of the machine, in bytes"`

@@ -1,4 +1,4 @@
-// Package operator has the types of what the operator of a daemon sees and
+// Package operator has the types that the operator of a daemon sees and
 // changes: tenants and their limits, keys, policies, nodes, machines, the audit
 // log and where the daemon serves its console and the API of E2B. As in package
 // sandbox, they are plain data, the same in the API, the library and the store.

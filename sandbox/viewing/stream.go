@@ -67,7 +67,7 @@ type StreamAccess struct {
 	CodeExpires time.Time `json:"codeExpiresAt,omitzero" doc:"until then the code can be exchanged"`
 }
 
-// StreamRedemption is what whoever opened the link of a stream has. Either part
+// StreamRedemption is the proof of a viewer who opened the link of a stream. Either part
 // is enough.
 type StreamRedemption struct {
 	Code  string `json:"code,omitempty" maxLength:"64" doc:"one-time code of the link"`

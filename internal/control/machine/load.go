@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
-// Load returns what the daemon has room for. The owner of the machine, and keys
+// Load returns the free capacity of the daemon. The owner of the machine, and keys
 // of the owner's tenant, see all sandboxes and images. Others see their own
 // sandboxes, and those images that their sandboxes were made from.
 func (s *Service) Load(ctx context.Context) (l operator.Load, err error) {

@@ -25,11 +25,11 @@ import (
 type Link interface {
 	// Liveness returns whether a machine answers, and when it was heard of last.
 	Liveness(m *store.Machine) (liveness string, seen time.Time)
-	// Consents returns what the owner of a machine agreed to, by its last message.
+	// Consents returns the consents of a machine's owner, from its last message.
 	Consents(id string) (all operator.Consents, heard bool)
 	// Revoked closes the connection of a machine that was revoked.
 	Revoked(id string)
-	// OnConsents has the link report what the owner of a machine agrees to: when
+	// OnConsents makes the link report the consents of a machine's owner: when
 	// it hears of the machine first, and after each change. A report that fails is
 	// repeated.
 	OnConsents(report func(ctx context.Context, tenant, id string, agreed operator.Consents) error)
@@ -59,7 +59,7 @@ const Prefix = "selfhosted-"
 // TokenLife is how long a token for an enrolment is valid.
 const TokenLife = time.Hour
 
-// Hash returns what is stored of a code or a token. Codes are compared without
+// Hash returns the stored form of a code or a token. Codes are compared without
 // regard to case and separators.
 func Hash(secret string) string {
 	sum := sha256.Sum256([]byte(secret))
@@ -233,7 +233,7 @@ func (s *Service) ApproveMachine(ctx context.Context, a operator.MachineApproval
 	return s.public(&m), nil
 }
 
-// consented records what the owner of a machine agrees to, if that changed. It is
+// consented records the consents of a machine's owner, if they changed. It is
 // an event: nobody asked this daemon.
 func (s *Service) consented(ctx context.Context, tenant, id string, agreed operator.Consents) error {
 	changed := false
@@ -269,7 +269,7 @@ func taking(all operator.Consents, whole bool) operator.Consents {
 func taken(asks, takes operator.Consents) (all operator.Consents, err error) {
 	if asks.Has(operator.ConsentWholeMachine) && !takes.Has(operator.ConsentWholeMachine) {
 		return nil, &sandbox.Error{
-			Code: sandbox.CodeConflict, Subject: "consents", Message: "the machine offers commands with all rights of its owner, which has to be agreed to",
+			Code: sandbox.CodeConflict, Subject: "consents", Message: "the machine runs commands with all rights of its owner: approving it needs your consent to that",
 			Hint: "agree with: atoll machine approve --whole-machine CODE",
 		}
 	}

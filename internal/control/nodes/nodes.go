@@ -91,7 +91,7 @@ func (s *Service) on(ctx context.Context, provider string) ([]store.Sandbox, err
 	return store.Read(ctx, s.Store, func(tx *store.Tx) ([]store.Sandbox, error) { return tx.Operator().SandboxesOf(ctx, provider) })
 }
 
-// Node asks a node for its load, and returns what is known of it.
+// Node asks a node for its load, and returns its state.
 func (s *Service) Node(ctx context.Context, name string) (n operator.Node, err error) {
 	err = s.asOwner(ctx, ops.NodeList, name, func(ctx context.Context) error {
 		if n, err = s.fleet.Check(ctx, name); err != nil {

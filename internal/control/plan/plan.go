@@ -217,7 +217,7 @@ func (p *Plan) fill(a *Ask) error {
 	return nil
 }
 
-// restore sets what the request leaves open to what the snapshot has.
+// restore fills the fields that the request leaves open from the snapshot.
 func (p *Plan) restore(from *Snapshot) error {
 	spec, had := &p.Spec, &from.Spec
 	if spec.Provider != "" || !from.Away {

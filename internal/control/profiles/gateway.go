@@ -154,7 +154,7 @@ func (s *Service) egress(ctx context.Context, tx *store.Tx, b *store.Sandbox) (e
 	return e, wanted, nil
 }
 
-var errFixedRules = errors.New("its provider cannot change what it reaches while it runs")
+var errFixedRules = errors.New("its provider cannot change the network of a running sandbox")
 
 // Enforce updates the gateway for sandboxes. It tries all of them; the error
 // names those that failed.

@@ -117,7 +117,7 @@ func (s *Holders) Heartbeat(ctx context.Context, ref string, h durable.HolderRef
 		case !effect.Done && kind == lease.Turn && l.Failure(h.ID) != nil:
 			return l.Failure(h.ID)
 		case !effect.Done:
-			return stale(row.Name, fmt.Sprintf("the holder is not one of epoch %d any more: the session is %s, at epoch %d", h.Epoch, l.State, l.Epoch))
+			return stale(row.Name, fmt.Sprintf("the holder no longer belongs to epoch %d: the session is %s, at epoch %d", h.Epoch, l.State, l.Epoch))
 		case kind == lease.Turn: // the reaper counts the time of the others
 			s.turnHolds(row, kind, h.ID, l.Sandbox, l.Epoch)
 			_, _, err = all.Apply(ctx, row.Group, lease.Meter{Epoch: l.Epoch})

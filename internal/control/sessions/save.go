@@ -77,7 +77,7 @@ func (s *Holders) keep(ctx context.Context, row store.Session, b boxes, epoch in
 	_, effect, err := s.leases.of(row.Tenant).Apply(ctx, row.Group, lease.Save{Epoch: epoch, Archive: data})
 	switch {
 	case err != nil:
-		s.Report(ctx, b.Discard(context.WithoutCancel(ctx), sealed)) // stays if it was stored all the same
+		s.Report(ctx, b.Discard(context.WithoutCancel(ctx), sealed)) // stays if it was stored anyway
 		return err
 	case !effect.Done:
 		s.Report(ctx, b.Discard(ctx, sealed))

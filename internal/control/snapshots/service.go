@@ -86,7 +86,7 @@ func Describe(b *store.Sandbox, s store.Snapshot) store.Snapshot {
 	return s
 }
 
-// CannotKeep returns the error for a sandbox of which no snapshot can be taken.
+// CannotKeep returns the error for a sandbox that cannot be snapshotted.
 func CannotKeep(b *store.Sandbox) error {
 	if b.Spec.ID == "" {
 		return &sandbox.Error{

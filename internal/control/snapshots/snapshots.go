@@ -58,7 +58,7 @@ func (svc *Service) Find(ctx context.Context, tenant, ref string) (store.Snapsho
 	}
 	s, err := store.Read(ctx, svc.Store, func(tx *store.Tx) (store.Snapshot, error) { return tx.Snapshots().Get(ctx, tenant, ref) })
 	if e := new(sandbox.Error); errors.As(err, &e) && e.Code == sandbox.CodeNotFound {
-		e.Hint = "see what there is with: atoll snapshot ls"
+		e.Hint = "list the snapshots with: atoll snapshot ls"
 	}
 	return s, err
 }

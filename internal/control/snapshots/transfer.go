@@ -39,7 +39,7 @@ const (
 	tarBlock  = 512
 )
 
-// about is what the record of a snapshot says that its provider does not know.
+// about has the fields of a snapshot's record that its provider does not know.
 type about struct {
 	Provider  string            `json:"provider"` // name of the provider
 	Image     string            `json:"image"`    // as in the record
@@ -121,7 +121,7 @@ func noSnapshot(cause error) error {
 	if cause != nil && !errors.Is(cause, io.EOF) && !errors.Is(cause, io.ErrUnexpectedEOF) {
 		return cause
 	}
-	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "archive", Message: "this is no snapshot that a daemon exported, or it is incomplete"}
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "archive", Message: "this is not a snapshot that a daemon exported, or it is incomplete"}
 }
 
 // ExportSnapshot writes a snapshot of the caller's tenant as a tar archive that
@@ -181,7 +181,7 @@ func (p *prefixed) Write(b []byte) (int, error) {
 // caller's tenant. A name that is in use is CodeAlreadyExists, and an archive
 // that is not valid or not complete is CodeInvalid; nothing of it is stored then.
 //
-// Memory of a snapshot contains the state of a kernel, so whoever makes it up
+// Memory of a snapshot contains the state of a kernel, so a caller who forges it
 // could attack that of the machine. Only the owner of the machine, and keys of
 // the owner's tenant, may import.
 func (svc *Service) ImportSnapshot(ctx context.Context, name string, labels map[string]string, r io.Reader) (durable.Snapshot, error) {

@@ -251,7 +251,7 @@ func (b *box) close() {
 	}
 }
 
-// ServeHTTP connects a sandbox with what it asks for.
+// ServeHTTP connects a sandbox with the requested host.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id, ca, err := p.admit(r)
 	if sandbox.CodeOf(err) == sandbox.CodeDenied {

@@ -153,7 +153,7 @@ func authorizationOf(host, registry string, resp *http.Response) (username, pass
 	}
 	username, password, ok := strings.Cut(string(text), ":")
 	if err != nil || !ok || username == "" || password == "" {
-		e.Message = "answered with something that is not a login" // the error must not contain more
+		e.Message = "answered without a login" // the error must not contain more
 		return "", "", e
 	}
 	if of := out.AuthorizationData[0].ProxyEndpoint; of != "" && strings.TrimPrefix(of, "https://") != registry {

@@ -76,7 +76,7 @@ func (c *Client) failure(what string, err error) error {
 		e.Code, e.Hint = sandbox.CodeDenied, ""
 	case c.guard.refused.Load(), errors.Is(err, http.ErrSchemeMismatch):
 		e.Code = sandbox.CodeDenied
-		e.Hint = "if " + reg + " is to be trusted without TLS, list it as a plain HTTP registry"
+		e.Hint = "if you trust " + reg + " without TLS, list it as a plain HTTP registry"
 	}
 	return e
 }

@@ -168,7 +168,7 @@ func Enrol(ctx context.Context, r Request, show func(code string, life time.Dura
 		case machine.Authorized:
 			e.Machine, e.Tenant, e.Signer = a.Machine, a.Tenant, a.Signer
 			for _, to := range e.Agreed() {
-				if to != operator.Consent(e.Mode) && !a.Consents.Has(to) { // whoever approved it did not take it
+				if to != operator.Consent(e.Mode) && !a.Consents.Has(to) { // the approver did not accept it
 					e.consent(to, "")
 				}
 			}

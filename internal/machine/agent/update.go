@@ -86,7 +86,7 @@ func (a *Agent) wanted() (yes bool, signer string) {
 	return a.enrolled.Agreed().Has(operator.ConsentUpdates), a.enrolled.Signer
 }
 
-// update handles the offers of the daemon. What is refused is said once.
+// update handles the offers of the daemon. It logs each refusal once.
 func (l *link) update() {
 	said := ""
 	for {
@@ -97,7 +97,7 @@ func (l *link) update() {
 			err := l.take(s)
 			if text := fmt.Sprint(err); err != nil && text != said {
 				said = text
-				l.a.cfg.Logger.Warn("an update is not made now", "reason", text)
+				l.a.cfg.Logger.Warn("the update is postponed", "reason", text)
 			}
 		}
 	}
@@ -183,7 +183,7 @@ func (a *Agent) idle(ctx context.Context) bool {
 		return true
 	}
 	if err != nil {
-		a.cfg.Logger.Error("an update is not made now", "error", err)
+		a.cfg.Logger.Error("the update is postponed", "error", err)
 	}
 	if err := a.connect(); err != nil {
 		a.end(err)

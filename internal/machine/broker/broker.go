@@ -25,7 +25,7 @@ type Options struct {
 	Listen string      // HOST:PORT
 	TLS    *tls.Config // nil: none
 	// Former describes an earlier server whose daemon and machines shall find this
-	// one. Nil: they are to be told.
+	// one. Nil: they must be told.
 	Former *Description
 }
 

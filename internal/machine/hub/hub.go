@@ -70,7 +70,7 @@ type connection struct {
 	client uint64
 }
 
-// peer is what is known of the process of a machine.
+// peer is the state of the process of a machine.
 type peer struct {
 	subjects machine.Subjects
 	greeting machine.Greeting
@@ -203,14 +203,14 @@ func (h *Hub) greet(from machine.Subjects, g machine.Greeting) {
 	h.heard = make(chan struct{})
 	h.mu.Unlock()
 	if former != from && former != (machine.Subjects{}) {
-		h.fail(former, &machine.Error{Code: machine.CodeFenced, Text: "the machine's program was started anew"})
+		h.fail(former, &machine.Error{Code: machine.CodeFenced, Text: "the machine's program was restarted"})
 		h.dismiss(former, machine.Farewell{Reason: "another process with the same enrolment serves the machine"})
 	}
 }
 
 const reportTimeout = 10 * time.Second
 
-// OnConsents has report called with what the owner of a machine agrees to, when the
+// OnConsents makes the hub call report with the consents of a machine's owner, when the
 // machine is heard first and after each change, one call at a time for a machine.
 // After an error, the next message of the machine repeats the call.
 func (h *Hub) OnConsents(report func(ctx context.Context, tenant, id string, agreed operator.Consents) error) {
@@ -271,7 +271,7 @@ func (h *Hub) Stats() (byLiveness map[string]int, streams int) {
 	return byLiveness, h.mux.Len()
 }
 
-// Consents returns what the owner of a machine agreed to, by its last message.
+// Consents returns the consents of a machine's owner, from its last message.
 func (h *Hub) Consents(id string) (all operator.Consents, heard bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -126,7 +126,7 @@ func (h *Hub) accept() func(*machine.Stream) {
 				return
 			}
 			defer f.Close()
-			_, _ = io.Copy(s, f) // the machine knows what it has to get
+			_, _ = io.Copy(s, f) // the machine knows the size and the digest
 			_ = s.CloseWrite()
 			_, _ = io.Copy(io.Discard, s) // until the machine has it
 		}()

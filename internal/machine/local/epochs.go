@@ -23,7 +23,7 @@ type epochs struct {
 	turn  int64
 }
 
-// mark is what is known of a session.
+// mark is the newest epoch of a session.
 type mark struct {
 	Epoch int64 `json:"epoch"`
 	Turn  int64 `json:"turn"` // when it was raised, among the others

@@ -71,7 +71,7 @@ func comesUp(ctx context.Context, path, version string, args []string, within ti
 	if err := cmd.Start(); err != nil {
 		return refused(sandbox.CodeUnavailable, "version %s cannot be started: %v", version, err)
 	}
-	// A program whose children keep its output is killed all the same.
+	// A program whose children keep its output is killed, too.
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(lastWord, func() { _ = out.Close() }) })
 	defer stop()
 	line, _ := bufio.NewReader(io.LimitReader(out, 256)).ReadString('\n')

@@ -93,7 +93,7 @@ func Newer(version, other string) bool {
 // concurrent use.
 type Programs struct{ Dir string }
 
-// state is what is known of the programs.
+// state describes the installed programs.
 type state struct {
 	// Tried is the newest program that was tried. Nothing older, and no other
 	// program of its version, is ever taken.
@@ -245,5 +245,5 @@ func (p Programs) Forgive() error {
 	return machine.WriteFile(p.stateFile(), s)
 }
 
-// Clear removes the programs, and what is known of them.
+// Clear removes the programs and their state.
 func (p Programs) Clear() error { return os.RemoveAll(p.Dir) }

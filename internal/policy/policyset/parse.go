@@ -218,7 +218,7 @@ func (d *document) fields(n *yaml.Node, lines map[string]int, known map[string]f
 func into[T any](d *document, to *T) func(*yaml.Node) error {
 	return func(n *yaml.Node) error {
 		if err := n.Decode(to); err != nil {
-			return d.fail(n, "%q is not what is needed here", clip(n.Value))
+			return d.fail(n, "%q is not a valid value here", clip(n.Value))
 		}
 		return nil
 	}
@@ -229,7 +229,7 @@ func pointer[T any](d *document, to **T, read func(string) (T, error)) func(*yam
 	return func(n *yaml.Node) error {
 		v, err := read(n.Value)
 		if n.Kind != yaml.ScalarNode || err != nil {
-			return d.fail(n, "%q is not what is needed here", clip(n.Value))
+			return d.fail(n, "%q is not a valid value here", clip(n.Value))
 		}
 		*to = &v
 		return nil

@@ -14,7 +14,7 @@ import (
 
 // Code runs code in the interpreters of sandboxes.
 type Code interface {
-	// Run executes code and calls each with what it does, from one goroutine. An
+	// Run executes code and calls each with its events, from one goroutine. An
 	// error of each ends the execution.
 	Run(ctx context.Context, ref string, req coding.CodeRequest, each func(coding.CodeEvent) error) error
 	Contexts(ctx context.Context, ref string) ([]coding.CodeContext, error)

@@ -191,7 +191,7 @@ type Machine interface {
 	// EgressSettings returns fingerprints of the owner's settings for all networks.
 	// It is for the owner of the machine.
 	EgressSettings(ctx context.Context) (map[string]string, error)
-	// Load returns what the daemon has room for.
+	// Load returns the free capacity of the daemon.
 	Load(ctx context.Context) (operator.Load, error)
 	// Ready returns an error if the daemon cannot make sandboxes.
 	Ready(ctx context.Context) error

@@ -63,7 +63,7 @@ func (a *archive) rewrite(from *tar.Reader, to io.Writer) error {
 	}
 }
 
-// member writes one member, unless it is to be left out.
+// member writes one member, unless it is excluded.
 func (a *archive) member(head *tar.Header, content io.Reader, out *tar.Writer) error {
 	name, ok := relative(head.Name)
 	if !ok || strings.Contains(name, `\`) || len(name) > 1 && name[1] == ':' {

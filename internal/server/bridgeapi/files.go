@@ -146,7 +146,7 @@ func (h *Handler) persist(w http.ResponseWriter, r *http.Request, c *call) error
 		panic(http.ErrAbortHandler) // a part must not look complete
 	}
 	if a.left > 0 {
-		h.opts.Logger.WarnContext(r.Context(), "left out of a workspace what clients refuse to restore", "sandbox", nameOf(c.id), "files", a.left)
+		h.opts.Logger.WarnContext(r.Context(), "left files out of a workspace that clients refuse to restore", "sandbox", nameOf(c.id), "files", a.left)
 	}
 	return err
 }

@@ -179,5 +179,5 @@ func read(r *http.Request, into any) error {
 	case errors.As(err, &large):
 		return invalid("body", "more than %d bytes", maxBody)
 	}
-	return invalid("body", "is not the JSON that is expected here")
+	return invalid("body", "is not the expected JSON")
 }

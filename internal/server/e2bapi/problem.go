@@ -85,7 +85,7 @@ func invalid(subject, format string, args ...any) error {
 }
 
 func unsupported(what string) error {
-	return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: what, Message: "this daemon does not do that", Hint: "see docs/guide/e2b.md"}
+	return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: what, Message: "this daemon does not support that", Hint: "see docs/guide/e2b.md"}
 }
 
 func noSandbox(public string) error {

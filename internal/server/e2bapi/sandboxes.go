@@ -156,7 +156,7 @@ func (req *newSandbox) refuse() error {
 	case req.AutoPauseMemory != nil && !req.AutoPause:
 		return invalid("autoPauseMemory", "needs autoPause")
 	case req.AutoPauseMemory != nil && !*req.AutoPauseMemory && req.AutoResume != nil && req.AutoResume.Enabled:
-		return invalid("autoResume", "cannot resume what keeps no memory")
+		return invalid("autoResume", "cannot resume a sandbox that keeps no memory")
 	}
 	return nil
 }

@@ -111,7 +111,7 @@ func (h *secretAPI) update(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if req.Metadata != nil && req.Metadata[secretHosts] != old.Labels[secretHosts] {
-		return invalid("metadata", "%s is chosen when a secret is made", secretHosts)
+		return invalid("metadata", "%s can only be set when the secret is created", secretHosts)
 	}
 	s, err := h.secrets.Rotate(r.Context(), old.Name, durable.SecretValue{Value: []byte(req.Value), Labels: req.Metadata})
 	if err != nil {

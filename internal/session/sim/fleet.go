@@ -25,7 +25,7 @@ var FleetMutants = map[string]string{
 	"clearing ends what it finds":  "of a node that came back, only sandboxes end that are recorded as gone",
 }
 
-// state is what is recorded of a node.
+// state is the record of a node.
 type state struct{ cordoned, removed, lost, cleared bool }
 
 func (s state) takes() bool { return !s.cordoned && !s.removed }
@@ -150,7 +150,7 @@ func (w *world) cut() {
 	}
 }
 
-// lost excuses that what was not saved of a sandbox is lost.
+// lost excuses the loss of unsaved work of a sandbox.
 func (w *world) lost(b *box) {
 	b.lost = true
 	if w.lease.Sandbox == b.id {
@@ -167,7 +167,7 @@ func (w *world) heal() {
 	}
 }
 
-// look makes a daemon remember what is recorded of the nodes now.
+// look makes a daemon read the records of the nodes.
 func (w *world) look(d *daemon) {
 	for _, n := range w.nodes {
 		d.view[n] = n.state

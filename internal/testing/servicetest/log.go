@@ -12,7 +12,7 @@ import (
 // Killed is the exit code of a command that was killed.
 const Killed = 137
 
-// Log is a command of a sandbox and what it writes. Its methods may be called
+// Log is a command of a sandbox and its output. Its methods may be called
 // concurrently.
 type Log struct {
 	Kill context.CancelFunc

@@ -212,7 +212,7 @@ func (e *Events) HangUp() {
 	e.gone = true
 }
 
-// Forward answers with what a port of a sandbox answers. A request to connect gets
+// Forward forwards a request to a port of a sandbox. A request to connect gets
 // a connection to the port.
 func Forward(w http.ResponseWriter, r *http.Request, in driver.Instance, port uint16) error {
 	dialer, ok := driver.As[driver.Dialer](in)

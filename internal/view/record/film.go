@@ -130,7 +130,7 @@ func (c *capture) failure(ctx context.Context) error {
 	case exit.Code == 127:
 		return &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Subject: "ffmpeg", Message: "the image has no ffmpeg, which records desktops",
-			Hint: "use an image with Xvfb and ffmpeg; one is made with: make desktop-image",
+			Hint: "use an image with Xvfb and ffmpeg; build one with: make desktop-image",
 		}
 	case strings.Contains(strings.ToLower(text), "open display"):
 		return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: "display", Message: "the display cannot be recorded: " + text, Hint: "start it with: atoll computer start SANDBOX"}

@@ -60,7 +60,7 @@ func inside(box []byte, names ...string) []byte {
 	return content
 }
 
-// readHeader reads how a video is to be decoded.
+// readHeader reads the parameters of the decoder.
 func readHeader(r io.Reader) ([]byte, error) {
 	name, ftyp, err := readBox(r, maxMoov)
 	if err != nil {

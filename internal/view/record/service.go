@@ -413,7 +413,7 @@ func (s *Service) Remove(ctx context.Context, id string) error {
 	})
 }
 
-// Flush stores what the recordings of a sandbox have until now, before the
+// Flush stores the recordings of a sandbox as they are now, before the
 // sandbox is paused, saved or moved. Its errors are noted and do not stop that.
 func (s *Service) Flush(ctx context.Context, id sandbox.ID) {
 	ctx, cancel := context.WithTimeout(ctx, flushTime)
@@ -514,7 +514,7 @@ func (s *Service) recover(ctx context.Context, row *store.Recording) error {
 	return s.complete(ctx, row, viewing.RecordingAvailable)
 }
 
-// lost ends a recording without a file: what was flushed is all there is.
+// lost ends a recording without a file: only the flushed part is left.
 func (s *Service) lost(ctx context.Context, row *store.Recording) error {
 	if row.Ended.IsZero() {
 		row.Ended = time.Now().UTC()

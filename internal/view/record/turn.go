@@ -86,7 +86,7 @@ func (s *Service) Used(ctx context.Context, id sandbox.ID) {
 // firstWait is how long the first action of a turn waits for its recording.
 const firstWait = 30 * time.Second
 
-// beginTurn records for whoever uses the desktop. The session asks for it, which
+// beginTurn records for the user of the desktop. The session asks for it, which
 // a key for one sandbox may not look at. A caller who goes away does not stop it,
 // because it is tried once.
 func (s *Service) beginTurn(ctx context.Context, k turnKey, t *turn) error {

@@ -43,7 +43,7 @@ type screen struct {
 	behind int // number of last bytes that belong to an unfinished sequence
 }
 
-// keptModes are the DEC modes of which late viewers are told, and their
+// keptModes are the DEC modes that late viewers get, and their
 // defaults.
 var keptModes = map[int]bool{
 	1: false, 6: false, 7: true, 9: false, 25: true, 66: false, 1000: false, 1001: false, 1002: false, 1003: false, 1004: false, 1005: false, 1006: false, 1015: false, 2004: false,

@@ -284,7 +284,7 @@ func (t *Terminal) View(control bool, j Join) (*Viewer, Welcome) {
 	t.mu.Unlock()
 	for _, other := range earlier {
 		other.Close()
-		other.typing.Lock()   // what it accepts is counted
+		other.typing.Lock()   // its input is counted
 		other.typing.Unlock() //nolint:staticcheck // waiting is all
 	}
 	t.mu.Lock()
@@ -301,7 +301,7 @@ func (t *Terminal) View(control bool, j Join) (*Viewer, Welcome) {
 	return v, w
 }
 
-// forget bounds what is kept of clients. The mutex is held.
+// forget bounds the number of remembered clients. The mutex is held.
 func (t *Terminal) forget() {
 	if len(t.inputs) < maxClients {
 		return

@@ -173,7 +173,7 @@ func layerID(i int) checkpoint.ResourceID {
 	return checkpoint.ResourceID{ContainerName: "atoll", Path: fmt.Sprintf("layer:%d", i+1)}
 }
 
-// awaitMounts has gVisor log the mounts of a kernel that is to be restored.
+// awaitMounts makes gVisor log the mounts of a kernel before it is restored.
 func (l *layers) awaitMounts() {
 	if !l.done {
 		refs.SetLeakMode(refs.NoLeakChecking)

@@ -149,7 +149,7 @@ type sharedFile struct {
 	users map[*mm.MemoryManager]bool // that may still share some of it
 }
 
-// openShared opens the file that the memory of f is to be read from.
+// openShared opens the file from which the memory of f is read.
 func openShared(f *pgalloc.MemoryFile, l *layout) (*sharedFile, error) {
 	fd, err := pagesFile(f)
 	if err != nil {

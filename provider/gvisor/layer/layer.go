@@ -1,4 +1,4 @@
-// Package layer writes what a sandbox has changed of its image as a tar stream
+// Package layer writes the changes of a sandbox to its image as a tar stream
 // in the format of an image layer: a file named .wh.NAME records that NAME was
 // removed, and .wh..wh..opq that a directory hides the image's entries. The
 // format does not depend on the engine's version.
@@ -27,7 +27,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Source is what a sandbox has changed, while it is paused. The caller owns the
+// Source has the changes of a paused sandbox. The caller owns the
 // files.
 type Source struct {
 	// Tree is the kernel's list of files: a tar stream with the places of each

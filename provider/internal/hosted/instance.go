@@ -14,7 +14,7 @@ import (
 // concurrently.
 type Inside interface {
 	guestkit.Runner
-	// Run runs a script as root and returns what it writes, which must be short
+	// Run runs a script as root and returns its output, which must be short
 	// and text.
 	Run(ctx context.Context, script string) (string, error)
 	// Wake resumes or starts the sandbox, if it sleeps.

@@ -50,7 +50,7 @@ type Suite[P Provider, F Fake] struct {
 	// address. Nil: it does not need to know.
 	Path string
 	Told func(F, string)
-	// Left names what the service has beside sandboxes, and Busy counts what ends a
+	// Left names the objects of the service beside sandboxes, and Busy counts what ends a
 	// moment later. Nil: nothing.
 	Left func(F) []string
 	Busy func(F) int

@@ -14,7 +14,7 @@ import (
 type World[P driver.Provider] struct {
 	Name string // of the provider
 	New  func(dir string) (P, error)
-	// Left returns the names of what the service has. Nil: it is not asked.
+	// Left returns the names of the objects that the service has. It may be nil.
 	Left func() []string
 	// Busy counts what ends a moment after its sandbox, such as commands. Nil:
 	// nothing does.

@@ -26,7 +26,7 @@ const (
 	Rival = "rival"
 )
 
-// Now is what the clock of the store shows.
+// Now returns the time of the store's clock.
 var Now = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // Open returns a core on an empty store whose clock stands still. It is closed

@@ -146,7 +146,7 @@ func (s *Creator) createOnce(ctx context.Context, req plan.Request) (_ Made, err
 	return Made{Sandbox: box, Image: image}, err
 }
 
-// draft finds what a request is about, and plans it as far as no provider is
+// draft finds the objects that a request names, and plans it as far as no provider is
 // needed for that.
 func (s *Creator) draft(ctx context.Context, tenant string, a audit.Action, req plan.Request) (p plan.Plan, err error) {
 	ask := plan.Ask{Request: req, Tenant: tenant}

@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// wanted is a sandbox that is to be recorded.
+// wanted is a sandbox before it is recorded.
 type wanted struct {
 	*plan.Plan
 	once     store.Create

@@ -19,7 +19,7 @@ type underway struct {
 	abandoned map[asked]time.Time
 }
 
-// asked names what a key is for.
+// asked names the request that a key belongs to.
 type asked struct{ tenant, key string }
 
 type attempt struct {

@@ -44,7 +44,7 @@ type Pauser struct {
 
 // Recordings stores recordings of terminals.
 type Recordings interface {
-	// Flush stores what the recordings of a sandbox have until now. It takes 10
+	// Flush stores the recordings of a sandbox as they are now. It takes 10
 	// seconds at most.
 	Flush(ctx context.Context, id sandbox.ID)
 }
@@ -151,7 +151,7 @@ func (s *Pauser) freeze(ctx context.Context, t *records.Operation, wakes bool) (
 	}, nil)
 }
 
-// Flush stores what the recordings of a sandbox have until now.
+// Flush stores the recordings of a sandbox as they are now.
 func (s *Pauser) Flush(ctx context.Context, id sandbox.ID) { s.Recordings.Flush(ctx, id) }
 
 // stopClock stops the provider's lifetime of a sandbox that is about to be

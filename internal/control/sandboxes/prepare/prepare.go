@@ -40,7 +40,7 @@ func (s *Preparer) Again(ctx context.Context, b *store.Sandbox) (ask plan.Ask, e
 		Request: plan.Request{CreateRequest: sandbox.CreateRequest{Spec: spec, Pull: string(engine.PullNever)}}, Tenant: b.Tenant, Images: []string{b.Image, spec.Image}, Again: true,
 	}
 	ask.Policies, err = s.Policies.Known(ctx, b.Tenant, &spec, ask.Images)
-	ask.Policies.Fetches = false // its image is the one that it had
+	ask.Policies.Fetches = false // it keeps its image
 	return ask, err
 }
 

@@ -39,7 +39,7 @@ func (s *Reconciler) ClaimAbandoned(ctx context.Context, silent map[string]time.
 	return errors.Join(failed...)
 }
 
-// claimAll claims what a daemon had.
+// claimAll claims the sandboxes of a daemon that has ended.
 func (s *Reconciler) claimAll(ctx context.Context, daemon string) error {
 	all, err := s.Records.RecordedBy(ctx, daemon)
 	failed := []error{err}

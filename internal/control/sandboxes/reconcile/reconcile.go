@@ -221,7 +221,7 @@ func (s *Reconciler) reconcileEnded(ctx context.Context, b *store.Sandbox, f dri
 	reason := "it ended"
 	switch {
 	case f.State == sandbox.Lost:
-		reason = "its provider has it and cannot reach it"
+		reason = "its provider knows it, but cannot reach it"
 	case f.Exit != nil:
 		reason += ": " + string(f.Exit.Reason)
 	}

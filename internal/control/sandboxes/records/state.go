@@ -63,7 +63,7 @@ func ColdReason(how driver.Restored) string {
 	return "it started from its files: " + how.Why
 }
 
-// Unsupported is the error for what the provider of a sandbox cannot do.
+// Unsupported is the error for an operation that the provider of a sandbox does not support.
 func Unsupported(b *store.Sandbox, message, hint string) error {
 	return &sandbox.Error{Code: sandbox.CodeUnsupported, Subject: b.Name, Message: message, Hint: hint}
 }

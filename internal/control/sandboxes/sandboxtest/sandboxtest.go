@@ -22,7 +22,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Provider is the name of the provider, and Binding what it works on.
+// Provider is the name of the provider, and Binding its account or machine.
 const (
 	Provider = "fake"
 	Binding  = "account-1"

@@ -62,7 +62,7 @@ type asked struct {
 	box *servicetest.CloudBox
 }
 
-// box is what the server has of a box beside its machine. The server's mutex
+// box is the server's record of a box, beside its machine. The server's mutex
 // guards it.
 type box struct {
 	Creation

@@ -95,7 +95,7 @@ func (a *agent) send(id uint32, flags byte, kind string, payload map[string]any)
 	_, _ = a.conn.Write(append(out, body...))
 }
 
-// receive reads a message and does what it asks for.
+// receive reads and handles a message.
 func (a *agent) receive(in io.Reader) error {
 	var head [9]byte
 	if _, err := io.ReadFull(in, head[:]); err != nil {

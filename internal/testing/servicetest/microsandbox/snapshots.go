@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-run/atoll/internal/testing/servicetest"
 )
 
-// kept is what the service has of a snapshot beside its files.
+// kept is the service's record of a snapshot, beside its files.
 type kept struct {
 	source servicetest.Box
 	labels map[string]string

@@ -85,7 +85,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.Face.ServeHTTP(w, r)
 }
 
-// Mode sets what the sidecar of sandboxes checks.
+// Mode sets whether sidecars check names only, or addresses, too.
 func (s *Server) Mode(mode string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -391,7 +391,7 @@ func (s *Server) renew(r *http.Request, b *servicetest.CloudBox) (any, error) {
 	return map[string]any{"expiresAt": in.At}, nil
 }
 
-// policy is what the sidecar of a sandbox says. Without a policy there is none.
+// policy answers with the rules of a sandbox's sidecar, if it has one.
 func (s *Server) policy(_ *http.Request, b *servicetest.CloudBox) (any, error) {
 	c, _ := s.Show(b).Request.(creation)
 	if c.Network == nil {

@@ -54,7 +54,7 @@ type Server struct {
 	secrets   map[string]string // their teams by name
 }
 
-// box is what the service has of a sandbox besides the cloud, which has its ID
+// box is the service's record of a sandbox besides the cloud, which has its ID
 // as a name. The fields are the server's, under its mutex.
 type box struct {
 	*servicetest.CloudBox

@@ -1,7 +1,7 @@
 // Command execd stands in for the daemon of that name, whose image is in a
 // registry that tests cannot reach. It has that daemon's API as the fake has it.
 // With the argument egress, it stands in for the sidecar that filters a sandbox's
-// network: it says what it was told. Its container has no route to anywhere.
+// network: it reports its configuration. Its container has no route to anywhere.
 package main
 
 import (
