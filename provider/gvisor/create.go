@@ -338,9 +338,9 @@ func (m *maker) boot(ctx context.Context, link func() (*Link, error)) (err error
 // startKernel starts the guest, or restores the memory of a snapshot.
 func (m *maker) startKernel(ctx context.Context) error {
 	if !m.restoresMemory() {
-		return startKernel(m.box.dir, m.rec.Inside, m.res, m.link)
+		return startKernel(ctx, m.box.dir, m.rec.Inside, m.res, m.link)
 	}
-	if err := restoreKernel(m.box.dir, m.link, m.from); err != nil {
+	if err := restoreKernel(ctx, m.box.dir, m.link, m.from); err != nil {
 		return &memoryError{err}
 	}
 	if err := m.p.opts.Fault("restore.kernel"); err != nil {
@@ -348,7 +348,7 @@ func (m *maker) startKernel(ctx context.Context) error {
 	}
 	var g errgroup.Group
 	// On a new connection, because another kernel answers now.
-	g.Go(func() error { return boundRestored(m.box.dir, m.rec.group(), m.res) })
+	g.Go(func() error { return boundRestored(ctx, m.box.dir, m.rec.group(), m.res) })
 	g.Go(func() error { return guest.Waken(ctx, m.door, m.conn) })
 	if err := g.Wait(); err != nil {
 		return &memoryError{err}

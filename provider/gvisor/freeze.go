@@ -57,6 +57,10 @@ func (in *Instance) Pause(ctx context.Context) error {
 // stand pauses the kernel. It waits for the outcome even if its caller gives up,
 // and then wakes the sandbox.
 func (in *Instance) stand(ctx context.Context) error {
+	// Nothing must be recorded about a kernel that accepts no calls.
+	if _, err := askStatus(ctx, in.box.dir); err != nil {
+		return withCause(ctx, err)
+	}
 	if err := in.box.setRest(pausing); err != nil {
 		return err
 	}
@@ -255,7 +259,7 @@ func callKernel(ctx context.Context, dir, method string, args, result any) error
 // withKernel makes calls to the kernel until ctx ends. It then closes the
 // connection, and it is unknown whether the kernel performs the call.
 func withKernel(ctx context.Context, dir string, f func(*urpc.Client) error) error {
-	conn, err := dialControl(dir)
+	conn, err := dialControl(ctx, dir)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -12,9 +13,11 @@ import (
 	"gvisor.dev/gvisor/pkg/control/server"
 	"gvisor.dev/gvisor/pkg/prometheus"
 	"gvisor.dev/gvisor/pkg/sentry/control"
+	"gvisor.dev/gvisor/pkg/urpc"
 	"gvisor.dev/gvisor/runsc/boot"
 
 	"github.com/atoll-run/atoll/provider/gvisor/kernel"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 // fakeKernel answers calls as the test wants. Each method may block.
@@ -248,5 +251,60 @@ func TestFinishing(t *testing.T) {
 	case <-late.Done():
 	case <-time.After(killTime / 2):
 		t.Error("it goes on although the sandbox does not answer")
+	}
+}
+
+// TestDeafKernel makes more calls than may wait for a kernel that accepts none.
+// Each fails and says so, and nothing is recorded. A kernel that is busy with a
+// call is not deaf.
+func TestDeafKernel(t *testing.T) {
+	t.Parallel()
+	b := box{t.TempDir()}
+	l, err := listenControl(b.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	const most = 2
+	if err := unix.Listen(int(l.Fd()), most); err != nil {
+		t.Fatal(err)
+	}
+	in := newInstance(&Provider{opts: Options{Fault: func(string) error { return nil }}}, b, &record{ID: "box"})
+	var all sync.WaitGroup
+	for range most + 3 {
+		all.Go(func() {
+			err := in.call(t.Context(), func(conn *urpc.Client) error { return conn.Call(boot.ContMgrResume, nil, nil) })
+			wantDeaf(t, err)
+		})
+	}
+	wantDeaf(t, in.Pause(t.Context()))
+	wantRest(t, in, awake)
+	all.Wait()
+}
+
+func wantDeaf(t *testing.T, err error) {
+	t.Helper()
+	if e, ok := errors.AsType[*sandbox.Error](err); !ok || e.Code != sandbox.CodeUnavailable || e.Hint == "" || !strings.Contains(e.Message, "accepts no calls") {
+		t.Errorf("a call fails with %v, want that the kernel accepts none, and a hint", err)
+	}
+}
+
+func TestBusyKernelIsNotDeaf(t *testing.T) {
+	t.Parallel()
+	begun, release := make(chan struct{}), make(chan struct{})
+	k := &fakeKernel{status: func() kernel.Status { return kernel.StatusRunning }, called: func(string) {
+		close(begun)
+		<-release
+	}}
+	in := serveKernel(t, awake, k)
+	done := make(chan error, 1)
+	go func() { done <- callKernel(t.Context(), in.box.dir, boot.ContMgrPause, nil, nil) }()
+	<-begun
+	if in.deaf(t.Context()) {
+		t.Error("a kernel that performs a call accepts no others")
+	}
+	close(release)
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }

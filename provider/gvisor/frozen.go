@@ -9,9 +9,12 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/urpc"
+	"gvisor.dev/gvisor/runsc/boot"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/provider/gvisor/kernel"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -110,7 +113,8 @@ func probeStopped(boxes string) []driver.Finding {
 }
 
 // doubt cancels a context when the kernel does not answer, until stop is
-// called. With ask it also checks the guest, unless the sandbox is paused.
+// called. With ask it also checks the guest, unless the sandbox is paused, else
+// that the kernel accepts calls.
 func (in *Instance) doubt(ctx context.Context, cancel context.CancelCauseFunc, ask bool) (stop func() bool) {
 	var t *time.Timer
 	armed := make(chan struct{})
@@ -121,6 +125,8 @@ func (in *Instance) doubt(ctx context.Context, cancel context.CancelCauseFunc, a
 		case ctx.Err() != nil:
 		case in.stuck(), ask && err == nil && rest == awake && in.silent(ctx):
 			cancel(in.frozen())
+		case !ask && in.deaf(ctx):
+			cancel(in.deafError())
 		default:
 			t.Reset(doubtAfter)
 		}
@@ -145,11 +151,47 @@ func (in *Instance) silent(ctx context.Context) bool {
 	return ask.Err() != nil && ctx.Err() == nil
 }
 
+// deaf reports whether the kernel accepts no calls although it runs. gVisor's
+// kernel stops accepting them for good when the host once refuses it the memory or
+// the descriptor for one. A kernel that is busy reads a call, and answers later.
+func (in *Instance) deaf(ctx context.Context) bool {
+	ask, cancel := context.WithTimeout(ctx, proofTime)
+	defer cancel()
+	conn, err := dialControl(ask, in.box.dir)
+	if err == nil {
+		defer conn.Close()
+		_, err = fmt.Fprintf(conn.Socket, `{"method":%q,"arg":{"OnlyMetrics":"^%s$"}}`, boot.MetricsExport, kernel.StatusMetric)
+	}
+	for err == nil && unread(conn.Socket.FD()) {
+		select {
+		case <-time.After(wakePoll):
+		case <-ask.Done():
+			err = ask.Err()
+		}
+	}
+	return ask.Err() != nil && ctx.Err() == nil
+}
+
+// unread reports whether the other end of a socket has not read what was written.
+func unread(fd int) bool {
+	n, err := unix.IoctlGetInt(fd, unix.SIOCOUTQ)
+	return err == nil && n > 0
+}
+
+// deafError is the error of calls on a sandbox whose kernel accepts none.
+func (in *Instance) deafError() error {
+	return &sandbox.Error{
+		Code: sandbox.CodeUnavailable, Cause: errSilent,
+		Message: fmt.Sprintf("the kernel of sandbox %s accepts no calls any more: the machine once had no memory or descriptor for one. "+
+			"It cannot be paused, saved with its memory, changed or reached by another daemon", in.rec.ID),
+		Hint: "commands and files go on while this daemon runs: copy what you need with atoll cp, and remove the sandbox",
+	}
+}
+
 // answer returns err, or the reason why the call was canceled.
 func answer(ctx context.Context, err error) error {
-	var silent *providerError
-	if err != nil && errors.As(context.Cause(ctx), &silent) {
-		return silent
+	if cause := context.Cause(ctx); err != nil && errors.Is(cause, errSilent) {
+		return cause
 	}
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"strconv"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/sentry/control"
@@ -50,28 +51,42 @@ func inDir(d *os.File, name string) string {
 	return filepath.Join("/proc/self/fd", strconv.Itoa(int(d.Fd())), name)
 }
 
-// dialControl connects to a sandbox's kernel.
-func dialControl(dir string) (*urpc.Client, error) {
+// dialControl connects to a sandbox's kernel. While too many connections wait for
+// the kernel, it tries again until ctx ends.
+func dialControl(ctx context.Context, dir string) (*urpc.Client, error) {
 	d, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
 	defer d.Close()
-	conn, err := connectControl(inDir(d, fileControl))
+	conn, err := connectControl(ctx, inDir(d, fileControl))
 	if err != nil {
 		return nil, fmt.Errorf("the sandbox's kernel does not answer: %w", err)
 	}
 	return urpc.NewClient(conn), nil
 }
 
-// connectControl is gVisor's way to connect, except that the kernel of another
-// sandbox, started at the same time, must not inherit the descriptors.
-func connectControl(name string) (*unet.Socket, error) {
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+// connectControl is gVisor's way to connect, except that it does not block, and
+// that the kernel of another sandbox, started at the same time, must not inherit
+// the descriptors.
+func connectControl(ctx context.Context, name string) (*unet.Socket, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: name}); err != nil {
+	for wait := time.Millisecond; ; wait = min(2*wait, wakePoll) {
+		if err = unix.Connect(fd, &unix.SockaddrUnix{Name: name}); err != unix.EAGAIN {
+			break
+		}
+		select {
+		case <-time.After(wait):
+			continue
+		case <-ctx.Done():
+			err = withCause(ctx, err)
+		}
+		break
+	}
+	if err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
@@ -94,8 +109,8 @@ func connectControl(name string) (*unet.Socket, error) {
 
 // startKernel configures the kernel's network, starts the guest, and sets the
 // limits inside.
-func startKernel(dir, id string, res sandbox.Resources, link *Link) error {
-	conn, err := dialControl(dir)
+func startKernel(ctx context.Context, dir, id string, res sandbox.Resources, link *Link) error {
+	conn, err := dialControl(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -111,8 +126,8 @@ func startKernel(dir, id string, res sandbox.Resources, link *Link) error {
 
 // restoreKernel makes a waiting kernel restore the state of a snapshot. The
 // kernel reads the pages while it already runs.
-func restoreKernel(dir string, link *Link, s *snapshot.Saved) error {
-	conn, err := dialControl(dir)
+func restoreKernel(ctx context.Context, dir string, link *Link, s *snapshot.Saved) error {
+	conn, err := dialControl(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -140,8 +155,8 @@ func reopen(f *os.File) (*os.File, error) { return os.Open(procFD(f)) }
 func procFD(f *os.File) string { return "/proc/self/fd/" + strconv.Itoa(int(f.Fd())) }
 
 // boundRestored sets the limits of a group inside a restored kernel.
-func boundRestored(dir, group string, res sandbox.Resources) error {
-	conn, err := dialControl(dir)
+func boundRestored(ctx context.Context, dir, group string, res sandbox.Resources) error {
+	conn, err := dialControl(ctx, dir)
 	if err != nil {
 		return err
 	}
@@ -212,17 +227,18 @@ func (in *Instance) call(ctx context.Context, f func(*urpc.Client) error) (err e
 	ctx, end := span.Start(ctx, "engine", "call", in.rec.ID)
 	defer func() { end(err) }()
 	return in.watched(ctx, func(ctx context.Context) error {
-		conn, err := dialControl(in.box.dir)
-		if err != nil {
-			return &providerError{sandbox.CodeUnavailable, "sandbox " + string(in.rec.ID), err}
-		}
-		defer conn.Close()
-		stop := context.AfterFunc(ctx, func() { conn.Close() })
-		defer stop()
-		if err := f(conn); err != nil {
+		dialed := false
+		err := withKernel(ctx, in.box.dir, func(conn *urpc.Client) error {
+			dialed = true
+			return f(conn)
+		})
+		switch {
+		case err == nil:
+			return nil
+		case dialed:
 			return withCause(ctx, err)
 		}
-		return nil
+		return &providerError{sandbox.CodeUnavailable, "sandbox " + string(in.rec.ID), err}
 	})
 }
 

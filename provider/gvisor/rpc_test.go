@@ -21,7 +21,7 @@ func TestControlIsNotInherited(t *testing.T) {
 		t.Fatal(err)
 	}
 	before := inheritable(t)
-	conn, err := dialControl(dir)
+	conn, err := dialControl(t.Context(), dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,13 +2,18 @@ package gvisor_test
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -126,4 +131,50 @@ func TestAttachAgain(t *testing.T) {
 	if exit, err := proc.Wait(t.Context()); err != nil || exit.Code != 0 {
 		t.Errorf("afterwards: %v, %v", exit, err)
 	}
+}
+
+// TestControlServerEnds lets gVisor's kernel run out of descriptors for a moment, in
+// which it gets a connection. It accepts no other one afterwards. Calls that need
+// it fail and say so, and commands go on.
+func TestControlServerEnds(t *testing.T) {
+	need.Full(t, "it waits for half a minute")
+	p := newProvider(t, nil)
+	in := create(t, p, sandbox.Spec{Image: "host"})
+	own := in.(*gvisor.Instance)
+	answers := func(within time.Duration) bool {
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		defer cancel()
+		_, err := own.Status(ctx)
+		return err == nil
+	}
+	var usual unix.Rlimit
+	if err := unix.Prlimit(own.Kernel(), unix.RLIMIT_NOFILE, nil, &usual); err != nil {
+		need.Root(t, err.Error())
+		t.Fatal(err)
+	}
+	allow := func(files uint64) {
+		if err := unix.Prlimit(own.Kernel(), unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: files, Max: usual.Max}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the kernel accepts no connections", func() bool {
+		allow(1)
+		answers(time.Second)
+		allow(usual.Cur)
+		return !answers(5 * time.Second)
+	})
+	var all sync.WaitGroup
+	for what, call := range map[string]func() error{
+		"pausing":  func() error { return in.(driver.Pauser).Pause(t.Context()) },
+		"resizing": func() error { return in.(driver.Resizer).Resize(t.Context(), sandbox.Resources{PIDs: 100}) },
+	} {
+		all.Go(func() {
+			err := call()
+			if e, ok := errors.AsType[*sandbox.Error](err); !ok || p.ErrorCode(err) != sandbox.CodeUnavailable || e.Hint == "" {
+				t.Errorf("%s: %v, want %s and a hint", what, err, sandbox.CodeUnavailable)
+			}
+		})
+	}
+	all.Wait()
+	stillWorks(t, in)
 }
