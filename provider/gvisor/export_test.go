@@ -104,6 +104,11 @@ func (in *Instance) Ended() bool { return !in.rec.Kernel.alive() }
 // Lend sets the limit of the sandbox's memory on this machine, and no other.
 func (in *Instance) Lend(limit int64) error { return in.rec.cgroup().Lend(limit) }
 
+// Freeze freezes the sandbox's group, which must be of version 2.
+func (in *Instance) Freeze() error {
+	return os.WriteFile(filepath.Join(in.rec.cgroup().Dirs[cgroup.Memory], "cgroup.freeze"), []byte("1"), 0)
+}
+
 // MemoryLimit returns that limit.
 func (in *Instance) MemoryLimit() int64 { return in.rec.cgroup().MemoryLimit() }
 

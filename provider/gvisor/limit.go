@@ -62,8 +62,9 @@ func (m *memoryGuard) watchLimit() {
 		return
 	}
 	// A process that was killed may have lent memory, and one of an older version
-	// has set no reserve.
+	// has set no reserve, or has frozen the group.
 	_ = g.GiveBack(limit)
+	_ = g.Thaw()
 	if g.WaitAtLimit(true) != nil {
 		lock.Close()
 		return // the host kills processes

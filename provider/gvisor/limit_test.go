@@ -384,7 +384,7 @@ func TestReleaseAtLimit(t *testing.T) {
 // survive that it cannot start programs; the sandbox then ends with its reason.
 func TestAttackAttributesFillMemory(t *testing.T) {
 	need.Program(t, "python3")
-	victim, neighbour, p := pair(t, sandbox.Resources{Memory: 128 << 20})
+	victim, neighbour, p := pair(t, sandbox.Resources{Memory: 64 << 20})
 	limited(t, p, "memory")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -431,7 +431,7 @@ func fullOf(t *testing.T, state string, id sandbox.ID) {
 	need.Program(t, "python3")
 	limited(t, newProvider(t, nil), "memory")
 	haveHost(t)
-	cmd, out := startVictim(t, victimPlan{State: state, Images: imagesDir, ID: id, Memory: 128 << 20, Fill: true})
+	cmd, out := startVictim(t, victimPlan{State: state, Images: imagesDir, ID: id, Memory: 64 << 20, Fill: true})
 	var exit *exec.ExitError
 	if err := cmd.Wait(); !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
 		t.Fatalf("the process ended with %v, want that it is killed: %s", err, out)
@@ -558,6 +558,25 @@ func TestLoanOfKilledProcess(t *testing.T) {
 		}
 		stillWorks(t, in)
 	}
+}
+
+// TestFrozenByFormerVersion attaches to a sandbox that a former version of Atoll
+// froze because its memory was full.
+func TestFrozenByFormerVersion(t *testing.T) {
+	state, id := t.TempDir(), ownID("frozen")
+	first, in := unattached(t, state, sandbox.Spec{ID: id, Image: "host", Resources: sandbox.Resources{Memory: 192 << 20}})
+	limited(t, first, "memory")
+	if first.LimitVersion() != 2 {
+		need.Thing(t, "cgroup v2", "nothing was frozen with version 1")
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := in.(*gvisor.Instance).Freeze(); err != nil {
+		t.Fatal(err)
+	}
+	_, in = attached(t, state, id)
+	stillWorks(t, in)
 }
 
 // attached attaches to a sandbox that outlives its provider.

@@ -3,8 +3,14 @@ package cgroup
 import (
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/atoll-run/atoll/internal/need"
 )
 
 const (
@@ -152,4 +158,61 @@ func TestMemoryKills(t *testing.T) {
 			t.Errorf("v%d %q: memoryKills = %v", tc.version, tc.content, got)
 		}
 	}
+}
+
+// TestThaw freezes a process in a real group of version 2, as former versions of
+// Atoll did, and lets it go on.
+func TestThaw(t *testing.T) {
+	dir := ""
+	for _, mount := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
+		if _, err := os.Stat(filepath.Join(mount, "cgroup.controllers")); err == nil {
+			dir = filepath.Join(mount, "atoll-test-thaw-"+strconv.Itoa(os.Getpid()))
+		}
+	}
+	if dir == "" {
+		need.Thing(t, "cgroup v2", "it is not mounted")
+	}
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		need.Root(t, err.Error())
+		t.Fatal(err)
+	}
+	g := &Group{Version: 2, Dirs: map[string]string{Memory: dir}}
+	t.Cleanup(func() {
+		if err := g.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	cmd := exec.Command("sleep", "3600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	write := func(name, value string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(value), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	becomes := func(state string) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+			b, err := os.ReadFile(filepath.Join(dir, "cgroup.events"))
+			if err == nil && strings.Contains(string(b), state+"\n") {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("the group does not become %q: %q, %v", state, b, err)
+			}
+		}
+	}
+	write("cgroup.procs", strconv.Itoa(cmd.Process.Pid))
+	write("cgroup.freeze", "1")
+	becomes("frozen 1")
+	if err := g.Thaw(); err != nil {
+		t.Fatal(err)
+	}
+	becomes("frozen 0")
 }

@@ -66,6 +66,15 @@ func (g *Group) WaitAtLimit(on bool) error {
 	return os.WriteFile(filepath.Join(g.Dirs[Memory], "memory.oom_control"), []byte(value), 0)
 }
 
+// Thaw lets a group of version 2 go on. Former versions of Atoll froze groups whose
+// memory was full.
+func (g *Group) Thaw() error {
+	if g.Version != 2 {
+		return nil
+	}
+	return os.WriteFile(filepath.Join(g.anyDir(), "cgroup.freeze"), []byte("0"), 0)
+}
+
 // Uncache makes the host give back its cache of files in a group of version 1: for
 // a moment it sets a lower hard limit, in bytes, which the host accepts only when
 // the group uses less.
