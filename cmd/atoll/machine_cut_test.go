@@ -29,7 +29,7 @@ import (
 // program and the daemon are killed, and its sandboxes are still there. In the end
 // it is revoked, and leaves nothing.
 func TestMachineInItsOwnNetwork(t *testing.T) {
-	need.Full(t, "TestRB110CutInTheMiddle cuts the connection of a machine on this network")
+	need.Full(t, "TestMachineCutInTheMiddle cuts the connection of a machine on this network")
 	n := newNetwork(t)
 	broker := &natsServer{program: filepath.Join(t.TempDir(), "atoll-nats"), dir: t.TempDir(), address: net.JoinHostPort(n.here, "0")}
 	build(broker.program, "../atoll-nats")

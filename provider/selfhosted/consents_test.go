@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/atoll-run/atoll/driver/machinetest"
 	"github.com/atoll-run/atoll/internal/machine/agent"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/eventtype"
@@ -15,18 +14,7 @@ import (
 // What the owner of a machine agrees to later, or withdraws, is an event of the
 // tenant, once for each change, also if the machine was off. RB-102.
 func TestConsentsAreEvents(t *testing.T) {
-	w := newWorld(t)
-	client := w.daemon(t)
-	invited, err := client.Admin().InviteMachine(t.Context(), operator.NewMachineToken{Name: "laptop"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := dir(t, "fake")
-	m, err := machinetest.Start(t.Context(), machinetest.Options{Dir: at, URL: "nats://" + w.proxy.addr(), Name: "laptop", Token: invited.Token})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
+	client, m, at := newWorld(t).fakeMachine(t)
 	const agreed, plain = "sandboxes, updates", "sandboxes"
 	var want []string
 	await := func(consents string) {

@@ -22,8 +22,8 @@ import (
 )
 
 // A machine knows the epoch of each session, also after its program was killed.
-// A request for an earlier one does nothing.
-func TestRB106Epochs(t *testing.T) {
+// A request for an earlier one does nothing. RB-106.
+func TestMachineKnowsEpochs(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "work")
 	id := w.invite(t, "acme", dir, operator.ModeWholeMachine, t.TempDir())
 	m := start(t, dir)
@@ -74,20 +74,10 @@ func TestRB106Epochs(t *testing.T) {
 	}
 }
 
-// Requests for a session reach its machine with the epoch, so that it fences.
-func TestRB106SessionsAreFenced(t *testing.T) {
+// Requests for a session reach its machine with the epoch, so that it fences. RB-106.
+func TestMachineFencesSessions(t *testing.T) {
 	w := newWorld(t)
-	client := w.daemon(t)
-	invited, err := client.Admin().InviteMachine(t.Context(), operator.NewMachineToken{Name: "laptop"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	at := dir(t, "fake")
-	m, err := machinetest.Start(t.Context(), machinetest.Options{Dir: at, URL: "nats://" + w.proxy.addr(), Name: "laptop", Token: invited.Token})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer m.Close()
+	client, m, at := w.fakeMachine(t)
 	s, err := client.Sessions().Create(t.Context(), sandbox.Spec{Image: "host", Provider: "selfhosted-" + m.ID()}, atoll.SessionOptions{Name: "work"})
 	if err != nil {
 		t.Fatal(err)
@@ -151,4 +141,22 @@ func (w *world) daemon(t *testing.T) *atoll.Client {
 	}
 	t.Cleanup(func() { _ = client.Close() })
 	return client
+}
+
+// fakeMachine starts a daemon, and a machine of its default tenant without an engine. Its
+// files are in the directory at.
+func (w *world) fakeMachine(t *testing.T) (client *atoll.Client, m *machinetest.Machine, at string) {
+	t.Helper()
+	client = w.daemon(t)
+	invited, err := client.Admin().InviteMachine(t.Context(), operator.NewMachineToken{Name: "laptop"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	at = dir(t, "fake")
+	m, err = machinetest.Start(t.Context(), machinetest.Options{Dir: at, URL: "nats://" + w.proxy.addr(), Name: "laptop", Token: invited.Token})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = m.Close() })
+	return client, m, at
 }

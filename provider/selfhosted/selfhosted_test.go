@@ -132,8 +132,8 @@ func TestScreensOfSandboxes(t *testing.T) {
 }
 
 // The connection of the machine is cut again and again during a command and an
-// upload. Nothing is run twice, and all output arrives.
-func TestRB110CutInTheMiddle(t *testing.T) {
+// upload. Nothing is run twice, and all output arrives. RB-110.
+func TestMachineCutInTheMiddle(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "host")
 	id := w.invite(t, "acme", dir, operator.ModeSandboxes, "")
 	start(t, dir)
@@ -221,8 +221,8 @@ func (c *cutting) Read(b []byte) (int, error) {
 }
 
 // A machine that is offline gives the typed error, and never the proof that a
-// sandbox is gone. When it is back, its sandboxes are.
-func TestRB114Offline(t *testing.T) {
+// sandbox is gone. When it is back, its sandboxes are. RB-114.
+func TestMachineOffline(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "work")
 	work := t.TempDir()
 	id := w.invite(t, "acme", dir, operator.ModeWholeMachine, work)
@@ -266,8 +266,8 @@ func TestRB114Offline(t *testing.T) {
 	third.stop(syscall.SIGTERM)
 }
 
-// The process that started last serves the machine, and the other one ends.
-func TestRB99OneProcessServes(t *testing.T) {
+// The process that started last serves the machine, and the other one ends. RB-99.
+func TestOneProcessServesAMachine(t *testing.T) {
 	w, dir1, dir2 := newWorld(t), dir(t, "memory"), dir(t, "memory")
 	id := w.invite(t, "acme", dir1, operator.ModeSandboxes, "")
 	first := start(t, dir1)
@@ -290,8 +290,8 @@ func TestRB99OneProcessServes(t *testing.T) {
 	create(t, w.open(t, id, false))
 }
 
-// A revoked machine loses its connection, and is not let in again.
-func TestRB100Revoked(t *testing.T) {
+// A revoked machine loses its connection, and is not let in again. RB-100.
+func TestRevokedMachine(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "memory")
 	id := w.invite(t, "acme", dir, operator.ModeSandboxes, "")
 	m := start(t, dir)
@@ -341,8 +341,8 @@ func raw(t *testing.T, w *world, dir, instance string) (*nats.Conn, error) {
 }
 
 // A machine reaches its own subjects, and nothing of another tenant's machine,
-// of the daemon or of the server.
-func TestRB101CrossTenant(t *testing.T) {
+// of the daemon or of the server. RB-101.
+func TestMachineStaysInItsTenant(t *testing.T) {
 	w, mine, theirs := newWorld(t), dir(t, "memory"), dir(t, "memory")
 	id := w.invite(t, "acme", mine, operator.ModeSandboxes, "")
 	other := w.invite(t, "rival", theirs, operator.ModeSandboxes, "")
@@ -400,8 +400,8 @@ func TestRB101CrossTenant(t *testing.T) {
 }
 
 // A key that was not enrolled can ask for an enrolment and do nothing else, and
-// a connection that proves no key can do nothing.
-func TestRB102Enrolment(t *testing.T) {
+// a connection that proves no key can do nothing. RB-102.
+func TestMachineEnrolment(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "memory")
 	if conn, err := nats.Connect("nats://"+w.proxy.addr(), nats.NoReconnect()); err == nil {
 		conn.Close()
@@ -453,8 +453,8 @@ func TestRB102Enrolment(t *testing.T) {
 }
 
 // What the owner agreed to is in the request, and a token allows no more than it
-// was made for.
-func TestRB102Consents(t *testing.T) {
+// was made for. RB-102.
+func TestConsentsOfEnrolment(t *testing.T) {
 	whole, screen, plain := operator.ConsentWholeMachine, operator.ConsentScreen, operator.ConsentSandboxes
 	for _, c := range []struct {
 		name        string
@@ -498,8 +498,8 @@ func TestRB102Consents(t *testing.T) {
 }
 
 // Heartbeats do not wait for work: a machine whose commands hang
-// still says that it lives, and does more.
-func TestRB112HeartbeatsBesideWork(t *testing.T) {
+// still says that it lives, and does more. RB-112.
+func TestHeartbeatsBesideWork(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "host")
 	id := w.invite(t, "acme", dir, operator.ModeSandboxes, "")
 	start(t, dir)

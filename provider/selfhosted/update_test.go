@@ -71,8 +71,8 @@ func runs(t *testing.T, dir, version string) {
 }
 
 // A machine whose owner wants it gets newer programs of its daemon when nothing
-// uses it. One that does not come up, or is not what was signed, does not stay.
-func TestRB115Updates(t *testing.T) {
+// uses it. One that does not come up, or is not what was signed, does not stay. RB-115.
+func TestMachineUpdatesItself(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "memory")
 	w.offers(t, "v1.1.0", release("v1.1.0"))
 	id := w.invite(t, "acme", dir, operator.ModeSandboxes, "")
@@ -219,8 +219,8 @@ func offerOf(version string, program []byte) update.Offer {
 
 // A daemon that was taken over, with its key, runs no program on a machine whose
 // owner did not turn updates on. Without the key, or with an old or damaged
-// program, it runs none on the others.
-func TestRB115HostileUpdates(t *testing.T) {
+// program, it runs none on the others. RB-115.
+func TestHostileMachineUpdates(t *testing.T) {
 	w, dir := newWorld(t), dir(t, "memory")
 	id := w.invite(t, "acme", dir, operator.ModeSandboxes, "")
 	m := start(t, dir)
