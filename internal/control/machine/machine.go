@@ -94,7 +94,7 @@ func (s *Service) MayObserve(ctx context.Context) error {
 	if err == nil && who.UID == nil && who.Tenant != key.DefaultTenant {
 		err = &sandbox.Error{Code: sandbox.CodeDenied, Op: string(op), Message: "only the owner of the machine may do that"}
 	}
-	return core.Named(op, err)
+	return err
 }
 
 // MayDiagnose allows the owner of the machine to examine the daemon.

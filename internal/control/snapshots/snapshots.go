@@ -35,20 +35,15 @@ func (svc *Service) GetSnapshot(ctx context.Context, ref string) (durable.Snapsh
 // ListSnapshots returns a page of the snapshots of the caller's tenant, newest
 // first. The states of the query are ignored.
 func (svc *Service) ListSnapshots(ctx context.Context, q sandbox.ListQuery) (all []durable.Snapshot, next string, err error) {
-	who, err := svc.Look(ctx, opList, "")
-	if err != nil {
-		return nil, "", err
-	}
-	var page []store.Snapshot
-	err = svc.Store.View(ctx, func(tx *store.Tx) (err error) {
-		page, next, err = tx.Snapshots().List(ctx, who.Tenant, q.Labels, store.Page{Cursor: q.Cursor, Limit: q.Limit})
-		return err
+	page, err := core.Read(ctx, svc.Core, opList, "", func(tx *store.Tx, tenant string) (page []store.Snapshot, err error) {
+		page, next, err = tx.Snapshots().List(ctx, tenant, q.Labels, store.Page{Cursor: q.Cursor, Limit: q.Limit})
+		return page, err
 	})
 	all = make([]durable.Snapshot, len(page))
 	for i, s := range page {
 		all[i] = s.Snapshot
 	}
-	return all, next, core.Named(opList, err)
+	return all, next, err
 }
 
 // Find returns a snapshot of a tenant, by name or id.

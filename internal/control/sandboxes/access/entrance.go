@@ -38,16 +38,13 @@ type Tenants interface {
 func (s *Entrance) Enter(ctx context.Context, id sandbox.ID, keyID string) (context.Context, sandbox.Sandbox, error) {
 	removing := s.Removing(id) // before the record is read, which says so once this no longer does
 	var who key.Principal
-	b, err := store.Read(ctx, s.Core.Store, func(tx *store.Tx) (store.Sandbox, error) {
-		b, err := tx.Operator().Sandbox(ctx, id)
-		if err == nil {
-			who, err = s.enters(ctx, tx, b.Tenant, id, keyID)
-		}
-		return b, err
+	b, err := s.inside(ctx, id, func(tx *store.Tx, tenant string) (err error) {
+		who, err = s.enters(ctx, tx, tenant, id, keyID)
+		return err
 	})
 	switch {
 	case err != nil:
-		return ctx, b.Info(), core.Named(ops.SandboxEnter, err)
+		return ctx, b.Info(), err
 	case removing:
 		return ctx, b.Info(), &sandbox.Error{Code: sandbox.CodeGone, Op: "sandbox.enter", Subject: string(id), Message: "the sandbox is being removed"}
 	}
@@ -66,21 +63,32 @@ func (s *Entrance) enters(ctx context.Context, tx *store.Tx, tenant string, id s
 // Keys returns the public parts of the keys with which tokens of a sandbox of
 // any tenant are valid.
 func (s *Entrance) Keys(ctx context.Context, id sandbox.ID) ([]string, error) {
-	ids, err := store.Read(ctx, s.Core.Store, func(tx *store.Tx) ([]string, error) {
-		b, err := tx.Operator().Sandbox(ctx, id)
-		if err != nil {
-			return nil, err
-		}
-		return s.Tenants.Accepted(ctx, tx, b.Tenant)
+	var ids []string
+	_, err := s.inside(ctx, id, func(tx *store.Tx, tenant string) (err error) {
+		ids, err = s.Tenants.Accepted(ctx, tx, tenant)
+		return err
 	})
-	return ids, core.Named(ops.SandboxEnter, err)
+	return ids, err
+}
+
+// inside reads the sandbox of any tenant, for requests from inside it, and calls do in
+// the same transaction. Its errors name the operation.
+func (s *Entrance) inside(ctx context.Context, id sandbox.ID, do func(tx *store.Tx, tenant string) error) (store.Sandbox, error) {
+	b, err := store.Read(ctx, s.Core.Store, func(tx *store.Tx) (store.Sandbox, error) {
+		b, err := tx.Operator().Sandbox(ctx, id)
+		if err == nil {
+			err = do(tx, b.Tenant)
+		}
+		return b, err
+	})
+	return b, core.Named(ops.SandboxEnter, err)
 }
 
 // Mounted returns the workspaces of a sandbox of any tenant, and their mount
 // points. It is for requests with that sandbox's own token.
 func (s *Entrance) Mounted(ctx context.Context, id sandbox.ID) ([]sandbox.WorkspaceMount, error) {
-	b, err := store.Read(ctx, s.Core.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, id) })
-	return b.Spec.Workspaces, core.Named(ops.SandboxEnter, err)
+	b, err := s.inside(ctx, id, func(*store.Tx, string) error { return nil })
+	return b.Spec.Workspaces, err
 }
 
 // Live returns the running sandboxes of all tenants on this node. It is for

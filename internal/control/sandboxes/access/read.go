@@ -31,15 +31,11 @@ func list[T any](
 	ctx context.Context, s *Reader, f store.Filter, page store.Page,
 	read func(store.Sandboxes, context.Context, string, store.Filter, store.Page) ([]T, string, error),
 ) (boxes []T, next string, err error) {
-	who, err := s.Core.Look(ctx, ops.SandboxList, "")
-	if err != nil {
-		return nil, "", err
-	}
-	err = s.Core.Store.View(ctx, func(tx *store.Tx) (err error) {
-		boxes, next, err = read(tx.Sandboxes(), ctx, who.Tenant, f, page)
-		return err
+	boxes, err = core.Read(ctx, s.Core, ops.SandboxList, "", func(tx *store.Tx, tenant string) (all []T, err error) {
+		all, next, err = read(tx.Sandboxes(), ctx, tenant, f, page)
+		return all, err
 	})
-	return boxes, next, core.Named(ops.SandboxList, err)
+	return boxes, next, err
 }
 
 // Inspect returns a sandbox with the request that created it.

@@ -70,20 +70,20 @@ type Made struct {
 //
 // If another daemon has just closed the node that was chosen, the sandbox is made on
 // another one.
-func (s *Creator) Create(ctx context.Context, req plan.Request) (Made, error) {
+func (s *Creator) Create(ctx context.Context, req plan.Request) (made Made, err error) {
+	defer core.Name(opCreate, &err)
 	if req.Abandon {
-		made, err := s.abandon(ctx, req.CreateRequest)
-		return made, core.Named(opCreate, err)
+		return s.abandon(ctx, req.CreateRequest)
 	}
 	if who, err := guard.Principal(ctx); err == nil && req.IdempotencyKey != "" && !req.OfSession {
 		of, end, err := s.underway.begin(ctx, asked{who.Tenant, req.IdempotencyKey})
 		if err != nil {
-			return Made{}, core.Named(opCreate, err)
+			return Made{}, err
 		}
 		defer end()
 		ctx = of
 	}
-	made, err := s.createOnce(ctx, req)
+	made, err = s.createOnce(ctx, req)
 	if !errors.Is(err, store.ErrNodeClosed) {
 		return made, err
 	}
@@ -98,7 +98,8 @@ func (s *Creator) Create(ctx context.Context, req plan.Request) (Made, error) {
 // the outcome.
 func (s *Creator) createOnce(ctx context.Context, req plan.Request) (_ Made, err error) {
 	ctx, end := span.Start(ctx, "control", string(opCreate), "")
-	defer func() { err = core.Named(opCreate, err); end(err) }()
+	defer func() { end(err) }()
+	defer core.Name(opCreate, &err)
 	who, action, err := s.Core.Admit(ctx, opCreate, guard.Subject{Name: req.Spec.Name, Subject: req.Spec.Name},
 		func(who key.Principal) error { return guard.AllowSpec(who, &req.Spec) })
 	if err != nil {

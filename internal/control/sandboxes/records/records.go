@@ -86,20 +86,19 @@ func (s *Records) Record(ctx context.Context, tenant string, id sandbox.ID) (sto
 // Find reads the sandbox of a tenant with the name or id ref. A name takes
 // precedence. A sandbox found by id may be gone.
 func (s *Records) Find(ctx context.Context, tenant, ref string) (store.Sandbox, error) {
+	return store.Read(ctx, s.Core.Store, func(tx *store.Tx) (store.Sandbox, error) { return find(ctx, tx, tenant, ref) })
+}
+
+func find(ctx context.Context, tx *store.Tx, tenant, ref string) (store.Sandbox, error) {
 	if err := sandbox.ValidateName(ref); err != nil {
 		return store.Sandbox{}, err
 	}
-	return store.Read(ctx, s.Core.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandboxes().Lookup(ctx, tenant, ref) })
+	return tx.Sandboxes().Lookup(ctx, tenant, ref)
 }
 
 // Get returns the record of a sandbox, by name or id.
 func (s *Records) Get(ctx context.Context, ref string) (store.Sandbox, error) {
-	who, err := s.Core.Look(ctx, ops.SandboxGet, ref)
-	if err != nil {
-		return store.Sandbox{}, err
-	}
-	b, err := s.Find(ctx, who.Tenant, ref)
-	return b, core.Named(ops.SandboxGet, err)
+	return core.Read(ctx, s.Core, ops.SandboxGet, ref, func(tx *store.Tx, tenant string) (store.Sandbox, error) { return find(ctx, tx, tenant, ref) })
 }
 
 // Recorded returns the records of this node's sandboxes that are not gone.
