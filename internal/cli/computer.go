@@ -20,7 +20,7 @@ type computerCommands struct{ *App }
 func (a computerCommands) computerCmd() *cobra.Command {
 	return parent(&cobra.Command{
 		Use: "computer", Short: "Use the desktop of a sandbox: screenshots, mouse, keyboard, clipboard", GroupID: groupBox,
-		Long: `The image needs a display; one is made with: make desktop-image. The desktop is
+		Long: `The image needs a display; build one with: make desktop-image. The desktop is
 started when it is used first. Places are pixels from the upper left.`,
 		Example: `  atoll create --image desktop --memory 2g --name demo
   atoll computer screenshot demo screen.png
@@ -199,7 +199,7 @@ func (a computerCommands) scrollCmd() *cobra.Command {
 }
 
 func (a computerCommands) typeCmd() *cobra.Command {
-	cmd := a.acting("type SANDBOX [TEXT]", "Type text; without TEXT, what is on standard input", "'hello'", cobra.RangeArgs(1, 2), func(args []string) (do viewing.ComputerAction, err error) {
+	cmd := a.acting("type SANDBOX [TEXT]", "Type text; without TEXT, read it from standard input", "'hello'", cobra.RangeArgs(1, 2), func(args []string) (do viewing.ComputerAction, err error) {
 		if len(args) == 1 {
 			do.Text = args[0]
 			return do, nil
@@ -218,7 +218,7 @@ func (a computerCommands) allInput() (string, error) {
 }
 
 func (a computerCommands) copyCmd() *cobra.Command {
-	cmd := a.acting("copy SANDBOX [TEXT]", "Put text into the clipboard; without TEXT, what is on standard input", "'hello'", cobra.RangeArgs(1, 2), func(args []string) (do viewing.ComputerAction, err error) {
+	cmd := a.acting("copy SANDBOX [TEXT]", "Put text into the clipboard; without TEXT, read it from standard input", "'hello'", cobra.RangeArgs(1, 2), func(args []string) (do viewing.ComputerAction, err error) {
 		if len(args) == 1 {
 			do.Text = args[0]
 			return do, nil

@@ -95,7 +95,7 @@ var envFormats = map[string]func(name, value string) string{
 
 var envFormatNames = slices.Sorted(maps.Keys(envFormats))
 
-// quoted puts quotes around what has anything in it that a shell could mean
+// quoted puts quotes around text with characters that are special in a shell
 // something by. quote stands for a quote in it.
 func quoted(value, quote string) string {
 	if !strings.ContainsFunc(value, func(r rune) bool {

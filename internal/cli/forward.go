@@ -61,7 +61,7 @@ func (f *forwarder) run(ctx context.Context, address string, pairs []forwardPair
 	return nil // to be interrupted is how it ends
 }
 
-// tell says where a port is to be found.
+// tell prints the address of a port.
 func (f *forwarder) tell(at net.Addr, remote uint16) error {
 	if f.asJSON {
 		return f.app.printJSONLine(struct {

@@ -65,7 +65,7 @@ type MachineStatus struct {
 	Version   string           `json:"version,omitempty"`
 }
 
-// agreed returns what the owner of a machine agreed to.
+// agreed returns the consents of a machine's owner.
 func (s *MachineStatus) agreed() (all operator.Consents) {
 	for _, c := range s.Consents {
 		all = append(all, c.To)
@@ -112,7 +112,7 @@ func (a machineCommands) program() (MachineProgram, error) {
 	return a.Machine, nil
 }
 
-// consentText is what the owner of a machine agrees to, for the daemon at url and
+// consentText is the text of the consent that an owner gives, for the daemon at url and
 // a directory.
 func consentText(to operator.Consent, url, whole string) string {
 	switch url = "The daemon at " + url; to {
@@ -374,7 +374,7 @@ func (a machineCommands) consentCmd(c consent) *cobra.Command {
 	return parent(c.noun, on, a.own(c.off, func(p MachineProgram) (MachineStatus, error) { return p.Consent(a.dir(), c.to, "") }))
 }
 
-// agree shows what the owner of the machine agrees to, and asks.
+// agree shows the text of the consent, and asks.
 func (a machineCommands) agree(op string, yes bool, texts ...string) error {
 	for _, text := range texts {
 		a.notef("%s\n", text)

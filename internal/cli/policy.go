@@ -142,7 +142,7 @@ func (a policyCommands) wrotePolicies(p operator.Policies, err error, asJSON boo
 		return err
 	}
 	if p.Problem != "" {
-		a.sayLines("warning", "what is in the files now cannot be used: "+p.Problem)
+		a.sayLines("warning", "the files cannot be used as they are now: "+p.Problem)
 	}
 	if asJSON {
 		return a.printJSON(p)

@@ -45,6 +45,11 @@ func TestReference(t *testing.T) {
 	}
 }
 
+// undocumented reports whether a command is left out of the reference.
+func undocumented(cmd *cobra.Command) bool {
+	return cmd.Hidden || cmd.Name() == "help" || cmd.Parent() != nil && cmd.Parent().Name() == "completion"
+}
+
 // flagUsage returns the line of the help about one flag, with a line feed.
 func flagUsage(f *pflag.Flag) string {
 	alone := pflag.NewFlagSet("", pflag.ContinueOnError)
@@ -59,7 +64,7 @@ func sharedFlags(root *cobra.Command) map[string]string {
 	count := map[string]map[string]int{}
 	var visit func(*cobra.Command)
 	visit = func(cmd *cobra.Command) {
-		if cmd.Hidden {
+		if undocumented(cmd) {
 			return
 		}
 		cmd.LocalFlags().VisitAll(func(f *pflag.Flag) {
@@ -86,7 +91,7 @@ func sharedFlags(root *cobra.Command) map[string]string {
 // reference writes the help of a command and of all below it. Of shared flags it
 // writes the names.
 func reference(b *strings.Builder, cmd *cobra.Command, shared map[string]string) {
-	if cmd.Hidden || cmd.Name() == "help" || cmd.Parent() != nil && cmd.Parent().Name() == "completion" {
+	if undocumented(cmd) {
 		return
 	}
 	if pool := cmd.Flags().Lookup("pool"); pool != nil {
@@ -97,8 +102,8 @@ func reference(b *strings.Builder, cmd *cobra.Command, shared map[string]string)
 		text = cmd.Short
 	}
 	fmt.Fprintf(b, "\n## %s\n\n```text\n%s\n", cmd.CommandPath(), strings.TrimSpace(text))
-	if cmd.Runnable() && cmd.UseLine() != cmd.CommandPath() {
-		fmt.Fprintf(b, "\nUsage:\n  %s\n", cmd.UseLine())
+	if usage := strings.ReplaceAll(cmd.UseLine(), " [flags]", ""); cmd.Runnable() && usage != cmd.CommandPath() {
+		fmt.Fprintf(b, "\nUsage:\n  %s\n", usage)
 	}
 	if cmd.HasExample() {
 		fmt.Fprintf(b, "\nExamples:\n%s\n", cmd.Example)

@@ -38,7 +38,7 @@ func daemonVerb[T any](a *App, cmd *cobra.Command, do func(context.Context, *ato
 	return cmd
 }
 
-// daemonList adapts a function that lists what a daemon has, and shows it as JSON
+// daemonList adapts a function that lists objects of a daemon, and shows them as JSON
 // or as a table: header has the titles, and row the cells of one.
 func daemonList[T any](a *App, cmd *cobra.Command, header string, list func(context.Context, *atoll.Client, []string) ([]T, error), row func(T) []string) *cobra.Command {
 	return daemonVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]T, error) {

@@ -140,7 +140,7 @@ func (a sessionCommands) shortly(s *atoll.Session) (durable.Opened, error) {
 func (a sessionCommands) attachCmd() *cobra.Command {
 	var hold bool
 	cmd := &cobra.Command{
-		Use: "attach [flags] SESSION", Short: "Make sure that a session has a sandbox, and tell what became of the last one",
+		Use: "attach [flags] SESSION", Short: "Make sure that a session has a sandbox, and say what happened to the last one",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.complete,
 		Long: `Attach makes, wakes or rebuilds the sandbox of a session and tells which of these it
 was, and what was lost. With --hold it then keeps the sandbox until it is interrupted.`,
@@ -154,7 +154,7 @@ was, and what was lost. With --hold it then keeps the sandbox until it is interr
 		}
 		if hold {
 			r := s.Receipt()
-			a.say("note", outcome(s.Name(), &r)+"; interrupt to let go of it")
+			a.say("note", outcome(s.Name(), &r)+"; press Ctrl-C to release it")
 			<-ctx.Done()
 		}
 		return a.shortly(s)

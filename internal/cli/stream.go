@@ -120,7 +120,7 @@ prints the link for where there is no browser. The link works once, within ten m
 Whoever opens it needs no key, and sees this desktop and nothing else; with --view they
 cannot use mouse and keyboard. To end it, see: atoll stream rm.
 
-The image needs a display; one is made with: make desktop-image. With --port it shows
+The image needs a display; build one with: make desktop-image. With --port it shows
 the VNC server that listens on a port, and starts nothing.`,
 		Example: `  atoll desktop --no-browser --port 5900 demo
   atoll desktop --view --ttl 1h --json --port 5900 demo`,
