@@ -68,6 +68,9 @@ type Store struct {
 	restriction Restriction
 	shared      *shared // nil: nothing is shared
 	flat        atomic.Bool
+
+	lent sync.Map // digests of images to digests for other stores; see Lend
+	sums sync.Map // keys of layers to lentLayer
 }
 
 // KeepFlat makes new images single files, regardless of the options, for an
