@@ -434,6 +434,23 @@ func (c *Client) ImportSnapshot(ctx context.Context, name string, labels map[str
 	return s, err
 }
 
+// ImportImage stores an image on the daemon's machine, under the digest of its
+// content. Only daemons write the archive: one sends its nodes the images that no
+// registry has. It needs the owner of the machine, or a key of the tenant default.
+func (c *Client) ImportImage(ctx context.Context, digest string, r io.Reader) error {
+	source := &watched{r: r}
+	req, err := c.conn.Request(ctx, http.MethodPut, "/v1/images/"+url.PathEscape(digest)+"/archive", nil, source)
+	if err != nil {
+		return err
+	}
+	req.Header.Set("Content-Type", "application/x-tar")
+	err = c.conn.Receive(req, nil)
+	if failed := source.failure(); err != nil && failed != nil {
+		return failed
+	}
+	return err
+}
+
 // PruneSnapshots removes the snapshots with all of the labels from which no
 // living sandbox was made, and returns them.
 func (c *Client) PruneSnapshots(ctx context.Context, labels map[string]string) ([]durable.Snapshot, error) {

@@ -130,7 +130,7 @@ var bodies = map[string]string{
 
 // answers are the statuses of operations that do not return 404 for missing
 // objects: those that create them, and those for the owner of the machine only.
-var answers = map[string]int{"applyProfile": 200, "publishPort": 403, "unpublishPort": 403, "getTenant": 403, "updateTenant": 403, "getNode": 403, "updateNode": 403, "drainNode": 403, "removeNode": 403, "importSnapshot": 403}
+var answers = map[string]int{"applyProfile": 200, "publishPort": 403, "unpublishPort": 403, "getTenant": 403, "updateTenant": 403, "getNode": 403, "updateNode": 403, "drainNode": 403, "removeNode": 403, "importSnapshot": 403, "importImage": 403}
 
 // operation is an API operation with a name in its path.
 type operation struct {

@@ -72,7 +72,7 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	d.egress.configure()
 	config.Gateway = d.egress
 	config.MachineProviders = machineProviders{d}
-	config.ImageNames, config.ImageName = d.imageNames, image.Name
+	config.ImageNames, config.ImageName, config.AcceptImage = d.imageNames, image.Name, d.acceptImage
 	if d.fleet != nil {
 		config.Nodes = nodeProviders{d}
 	}

@@ -50,8 +50,8 @@ type lentLayer struct {
 
 // Provenance is where an image came from.
 type Provenance struct {
-	Names  []string // all of its names
 	Pulled bool     // a registry has it
+	Names  []string // all of its names, if it was not pulled
 }
 
 // IsName reports whether a name of an image has the form of a registry's. Such a
@@ -89,11 +89,15 @@ func (s *Store) Lend(ctx context.Context, ref string, may func(Provenance) bool)
 	if err != nil {
 		return nil, internal("image.lend", ref, err)
 	}
-	x, err := s.readIndex()
-	if err != nil {
-		return nil, internal("image.lend", ref, err)
+	from := Provenance{Pulled: len(rec.Blobs) > 0}
+	if !from.Pulled {
+		x, err := s.readIndex()
+		if err != nil {
+			return nil, internal("image.lend", ref, err)
+		}
+		from.Names = x.names(digest)
 	}
-	if !may(Provenance{Names: x.names(digest), Pulled: len(rec.Blobs) > 0}) || len(rec.Binds) > 0 {
+	if !may(from) || len(rec.Binds) > 0 {
 		return nil, nil
 	}
 	l := &Lent{store: s, image: s.image(rec, digest, nil)}

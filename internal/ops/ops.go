@@ -74,8 +74,9 @@ const (
 
 	GitRead Op = "git.read"
 
-	ImageGet  Op = "image.get"
-	ImageUses Op = "image.uses"
+	ImageGet    Op = "image.get"
+	ImageImport Op = "image.import"
+	ImageUses   Op = "image.uses"
 
 	KeyCreate Op = "key.create"
 	KeyList   Op = "key.list"
@@ -275,8 +276,9 @@ var table = map[Op]about{
 
 	GitRead: {Read, Recorded},
 
-	ImageGet:  {Read, Recorded},
-	ImageUses: {Owner, Glance},
+	ImageGet:    {Read, Recorded},
+	ImageImport: {Write, Recorded},
+	ImageUses:   {Owner, Glance},
 
 	KeyCreate: {Admin, Recorded},
 	KeyList:   {Admin, Glance},

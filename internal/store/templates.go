@@ -126,6 +126,15 @@ func (ts Templates) Get(ctx context.Context, tenant, name, tag string) (Template
 	return t, missing(err, "template", name+":"+tag)
 }
 
+// HasImage reports whether a template that a tenant may use has an image, given by
+// its digest.
+func (ts Templates) HasImage(ctx context.Context, tenant, image string) (bool, error) {
+	var n int
+	err := ts.tx.queryRow(ctx, `SELECT COUNT(*) FROM templates WHERE image = $1 AND (tenant = $2 OR public <> 0
+		AND EXISTS (SELECT 1 FROM tenants WHERE id = templates.tenant AND disabled = 0))`, image, tenant).Scan(&n)
+	return n > 0, err
+}
+
 // List lists the templates of a tenant by name and tag.
 func (ts Templates) List(ctx context.Context, tenant string) ([]Template, error) {
 	rows, err := ts.tx.query(ctx, "SELECT "+templateColumns+" FROM templates WHERE tenant = $1 ORDER BY name, tag", tenant)

@@ -227,7 +227,7 @@ func (p *Provider) explain(err error) error {
 			Code: e.Code, Subject: p.host, Message: e.Message, Cause: e,
 			Hint: "check ATOLL_REMOTE_HOST and whether the daemon there is running",
 		}
-	case e.Code == sandbox.CodeUnauthorized:
+	case e.Code == sandbox.CodeUnauthorized && !ofImage(e):
 		return &sandbox.Error{
 			Code: e.Code, Subject: p.host, Message: "the daemon does not take the API key", Cause: e,
 			Hint: "set ATOLL_REMOTE_KEY, or ATOLL_REMOTE_KEY_FILE, to a key that was made there with: atoll key create",

@@ -79,6 +79,8 @@ type Provider struct {
 	host   string        // of the other daemon, for messages
 	client *atoll.Client // nil: no address was given
 
+	lending chan struct{} // has an element while an image is being sent
+
 	mu   sync.Mutex
 	peer *peer               // the other daemon's description; nil until requested
 	left map[string]*process // ended commands with a Hold and unread output
@@ -102,7 +104,7 @@ func New(opts Options) (*Provider, error) {
 	if opts.Dir == "" {
 		return nil, invalid("directory", "is not given", "")
 	}
-	p := &Provider{opts: opts}
+	p := &Provider{opts: opts, lending: make(chan struct{}, 1)}
 	if opts.Address == "" {
 		return p, nil
 	}

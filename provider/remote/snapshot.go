@@ -229,7 +229,10 @@ func (p *Provider) RemoveSnapshot(ctx context.Context, ref driver.SnapshotRef) e
 
 // Lender is a Provider whose snapshots may leave the other daemon, for others of
 // its kind. Those of other Providers stay there: it may be a person's machine.
-type Lender struct{ *Provider }
+type Lender struct {
+	*Provider
+	Images Images // that may be sent to the other daemon; nil: none
+}
 
 var _ driver.SnapshotExporter = Lender{}
 

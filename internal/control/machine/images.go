@@ -3,8 +3,10 @@ package machine
 import (
 	"context"
 	"fmt"
+	"io"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/control/guard"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/store"
@@ -26,6 +28,23 @@ func (s *Service) ImageUses(ctx context.Context) (all []operator.ImageUse, err e
 		return err
 	})
 	return all, err
+}
+
+// ImportImage stores an image that another daemon sends, under the digest of its
+// content. What is not exactly that image is CodeInvalid; nothing of it is stored
+// then. It gets no name, so that it does not replace what callers of other tenants
+// use. Only the owner of the machine, and keys of the owner's tenant, may import.
+func (s *Service) ImportImage(ctx context.Context, digest string, r io.Reader) error {
+	return s.Change(ctx, ops.ImageImport, guard.Subject{Subject: digest}, func(ctx context.Context) (string, error) {
+		return "", s.cfg.Accept(ctx, digest, r)
+	}, mayImport)
+}
+
+func mayImport(who key.Principal) error {
+	if who.UID == nil && who.Tenant != key.DefaultTenant {
+		return &sandbox.Error{Code: sandbox.CodeDenied, Message: "only the owner of the machine, and keys of the tenant " + key.DefaultTenant + ", may import images"}
+	}
+	return nil
 }
 
 // NeededImages is ImageUses without a guard, for the daemon itself.

@@ -44,6 +44,8 @@ type Config struct {
 	Memory func() (free, total int64)
 	// Images lists the names of the images on this machine.
 	Images func(ctx context.Context) ([]string, error)
+	// Accept stores an image that another daemon sends, under its digest.
+	Accept func(ctx context.Context, digest string, r io.Reader) error
 	// ImageName returns the name in that list of an image in a request.
 	ImageName func(image string) string
 }

@@ -201,7 +201,7 @@ func (p *Plan) fill(a *Ask) error {
 	if t := a.Template; t != nil {
 		spec.Image = t.Image
 		spec.Resources.CPUs, spec.Resources.Memory = cmp.Or(spec.Resources.CPUs, t.CPUs), cmp.Or(spec.Resources.Memory, t.Memory)
-		if from == nil && (spec.Isolation == "" || t.Gives.Meets(spec.Isolation)) {
+		if from == nil && t.Saved.usable(spec.Provider) && (spec.Isolation == "" || t.Gives.Meets(spec.Isolation)) {
 			from = t.Saved
 		}
 	}
@@ -237,6 +237,12 @@ func (p *Plan) restore(from *Snapshot) error {
 	r.CPUs, r.Memory = cmp.Or(r.CPUs, had.Resources.CPUs), cmp.Or(r.Memory, had.Resources.Memory)
 	r.Disk, r.PIDs = cmp.Or(r.Disk, had.Resources.Disk), cmp.Or(r.PIDs, had.Resources.PIDs)
 	return nil
+}
+
+// usable reports whether a provider can use the snapshot. No provider is the one
+// that made it.
+func (s *Snapshot) usable(provider string) bool {
+	return s != nil && (provider == "" || s.Provider == "" || provider == s.Provider || s.Moves != nil && s.Moves(provider))
 }
 
 // OtherProvider is the refusal to restore a snapshot with another provider than

@@ -97,6 +97,9 @@ func TestDraftFills(t *testing.T) {
 		{"a template with memory", plan.Ask{Request: plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Image: "template:base"}}}, Template: remembered}, "snap-1", sandbox.Spec{
 			Image: "sha256:aa", Provider: "gvisor", User: "app", Workdir: "/app", Isolation: sandbox.IsolationKernel, Resources: sandbox.Resources{CPUs: 1.5, Memory: 1 << 28, PIDs: 7},
 		}},
+		{"a template with memory of another provider", plan.Ask{Request: plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Image: "template:base", Provider: "node-a"}}}, Template: remembered}, "", sandbox.Spec{
+			Image: "sha256:bb", Provider: "node-a", Resources: sandbox.Resources{CPUs: 1.5, Memory: 1 << 28},
+		}},
 		{"a template whose memory is too weak", plan.Ask{Request: plan.Request{CreateRequest: sandbox.CreateRequest{Spec: hard}}, Template: remembered}, "", sandbox.Spec{
 			Image: "sha256:bb", Isolation: sandbox.IsolationHardware, Resources: sandbox.Resources{CPUs: 1.5, Memory: 1 << 28},
 		}},

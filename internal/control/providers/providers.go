@@ -77,6 +77,8 @@ type Nodes interface {
 	Candidates(image string, memory int64) []catalog.Facts
 	// Choose returns the one that suits a sandbox best, and why. Empty: none does.
 	Choose(image string, memory int64, demand sandbox.Isolation) (provider, why string)
+	// Lends reports whether they can get an image of this machine for a tenant.
+	Lends(ctx context.Context, tenant, image string) bool
 	// Reload reads what was decided about them.
 	Reload(ctx context.Context) error
 }

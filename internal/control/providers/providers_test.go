@@ -76,7 +76,8 @@ func (nodes) Candidates(string, int64) []catalog.Facts { return nil }
 func (n nodes) Choose(string, int64, sandbox.Isolation) (provider, why string) {
 	return n.chosen, "it has the image"
 }
-func (nodes) Reload(context.Context) error { return nil }
+func (nodes) Reload(context.Context) error               { return nil }
+func (nodes) Lends(context.Context, string, string) bool { return false }
 
 var (
 	owner  = key.Peer(key.DefaultTenant, 0)

@@ -55,6 +55,11 @@ func (s *Service) KeepHere(spec *sandbox.Spec) {
 	}
 }
 
+// Lends reports whether nodes can get an image of this machine for a tenant.
+func (s *Service) Lends(ctx context.Context, tenant, image string) bool {
+	return s.HasNodes() && s.cfg.Nodes.Lends(ctx, tenant, image)
+}
+
 // stronger chooses among the providers of this daemon that the caller may use.
 // The machines of users are not among them: they are used only by name.
 func (s *Service) stronger(ctx context.Context, who key.Principal, spec *sandbox.Spec) (catalog.Choice, []catalog.Provider) {

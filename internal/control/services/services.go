@@ -8,6 +8,7 @@ package services
 
 import (
 	"context"
+	"io"
 	"time"
 
 	"github.com/atoll-run/atoll/catalog"
@@ -68,6 +69,8 @@ type Config struct {
 	// ImageNames and ImageName are those of machine.Config.
 	ImageNames func(ctx context.Context) ([]string, error)
 	ImageName  func(image string) string
+	// AcceptImage is Accept of machine.Config.
+	AcceptImage func(ctx context.Context, digest string, r io.Reader) error
 	// Defaults are used for limits that a request leaves at zero, if the provider
 	// enforces them.
 	Defaults sandbox.Resources
@@ -178,7 +181,7 @@ func New(cfg Config) *Services {
 	s.Machines = machines.New(c)
 	s.Nodes = nodes.New(c, s.Sandboxes.Remover)
 	s.Machine = machine.New(c, machine.Config{
-		Scratch: cfg.Scratch, Sandboxes: s.Sandboxes.Records, Providers: s.Providers, Memory: cfg.Gate.Memory, Images: cfg.ImageNames, ImageName: cfg.ImageName,
+		Scratch: cfg.Scratch, Sandboxes: s.Sandboxes.Records, Providers: s.Providers, Memory: cfg.Gate.Memory, Images: cfg.ImageNames, ImageName: cfg.ImageName, Accept: cfg.AcceptImage,
 	})
 	s.Sandboxes.Connect(&sandboxes.Others{
 		Providers: s.Providers, Exec: s.Exec, Workspaces: s.Workspaces, Tenants: s.Tenants, Snapshots: s.Snapshots,

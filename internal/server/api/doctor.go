@@ -79,6 +79,10 @@ func (a *API) doctor() {
 			out.Body.Uses = append([]operator.ImageUse{}, uses...)
 			return out, a.problem(ctx, err)
 		})
+	a.raw(operation("importImage", http.MethodPut, "/v1/images/{digest}/archive", "State", "Store an image that another daemon sends, under the digest of its content; only for keys of the tenant default", ops.ImageImport),
+		nil, "application/x-tar", "", func(_ http.ResponseWriter, r *http.Request) error {
+			return a.services.Machine.ImportImage(r.Context(), r.PathValue("digest"), r.Body)
+		})
 	huma.Register(a.huma, operation("egressSettings", http.MethodGet, "/v1/egress-settings", "Health", "Get fingerprints of the egress settings, by the names of their environment variables; only for the owner of the machine", ops.DaemonDiagnose),
 		func(ctx context.Context, _ *none) (*egressSettingsOutput, error) {
 			all, err := a.services.Machine.EgressSettings(ctx)

@@ -178,6 +178,9 @@ type Machine interface {
 	Backup(ctx context.Context) (io.ReadCloser, error)
 	// ImageUses is for the owner of the machine.
 	ImageUses(ctx context.Context) ([]operator.ImageUse, error)
+	// ImportImage stores an image that another daemon sends, under its digest. It
+	// is for the owner of the machine, and for keys of the tenant default.
+	ImportImage(ctx context.Context, digest string, r io.Reader) error
 	// Diagnose is for the owner of the machine.
 	Diagnose(ctx context.Context) (operator.Diagnosis, error)
 	// EnableE2B makes the daemon serve the E2B API, now and after later starts.

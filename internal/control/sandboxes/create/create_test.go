@@ -275,6 +275,10 @@ func (node) Find(name string) (catalog.Provider, bool) {
 }
 func (node) Candidates(string, int64) []catalog.Facts { return nil }
 func (node) Reload(context.Context) error             { return nil }
+func (node) Lends(context.Context, string, string) bool {
+	return false
+}
+
 func (node) Choose(string, int64, sandbox.Isolation) (provider, why string) {
 	return sandboxtest.Provider, "it is the only one"
 }
