@@ -26,6 +26,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/eventtype"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
@@ -287,5 +288,41 @@ func TestAttackImportImage(t *testing.T) {
 	ok(t, n.client(t).ImportImage(t.Context(), lent.Digest(), bytes.NewReader(whole.Bytes())))
 	if all := imagesOn(t, n); len(all) != 1 || all[0].Digest != lent.Digest() {
 		t.Errorf("there are %+v", all)
+	}
+}
+
+// A snapshot whose image is not on this machine, because it was made on another one
+// or the image was removed, starts with what the registry has under its digest.
+func TestSnapshotFetchesImage(t *testing.T) {
+	reg := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	t.Cleanup(reg.Close)
+	ref, err := name.ParseReference(strings.TrimPrefix(reg.URL, "http://") + "/team/app:1")
+	ok(t, err)
+	push := func() string {
+		t.Helper()
+		img, err := random.Image(1<<10, 2)
+		ok(t, err)
+		ok(t, remote.Write(ref, img))
+		digest, err := img.Digest()
+		ok(t, err)
+		return digest.String()
+	}
+	digest := push()
+	n := newNode(t, 32<<30)
+	box := create(t, n.client(t), sandbox.Spec{Name: "one", Image: ref.Name()})
+	shell(t, box, "echo kept > /f")
+	_, err = box.Snapshot(t.Context(), durable.SnapshotRequest{Name: "before"})
+	ok(t, err)
+	ok(t, box.Destroy(t.Context()))
+	for _, dir := range []string{"images", "refs", "rootfs"} {
+		ok(t, os.RemoveAll(filepath.Join(n.m.Dir, "images", dir)))
+		ok(t, os.Mkdir(filepath.Join(n.m.Dir, "images", dir), 0o700))
+	}
+	push() // the tag means another image now
+	if out := shell(t, create(t, n.client(t), sandbox.Spec{Snapshot: "before"}), "cat /f"); out != "kept\n" {
+		t.Errorf("its files are %q", out)
+	}
+	if all := imagesOn(t, n); len(all) != 1 || all[0].Digest != digest {
+		t.Errorf("there are %+v, want the image of the snapshot, %s", all, digest)
 	}
 }

@@ -324,9 +324,22 @@ func (svc *Service) Restore(ctx context.Context, be *providers.Backend, p plan.P
 	}
 	err = svc.use(ctx, be, &s, func(ref driver.SnapshotRef) error {
 		made, how, err = be.Engine.Restore(ctx, p, ref)
+		if name := pinned(s.Image, p.Spec.Image); name != p.Spec.Image && lacks(err, p.Spec.Image) {
+			// The snapshot was made on another machine, or the image was removed here. The
+			// caller gets it as from any request, by its repository and the same digest.
+			with := p
+			with.Spec.Image = name
+			made, how, err = be.Engine.Restore(ctx, with, ref)
+		}
 		return err
 	})
 	return made, how, err
+}
+
+// lacks reports whether an error says that an image is not here.
+func lacks(err error, image string) bool {
+	e, ok := errors.AsType[*sandbox.Error](err)
+	return ok && e.Code == sandbox.CodeNotFound && e.Subject == image
 }
 
 // use calls do with the reference of a snapshot for a provider. If the snapshot
