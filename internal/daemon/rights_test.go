@@ -69,7 +69,7 @@ This page is generated from the code: ` + "`go test ./internal/daemon -run Right
 one permission each, and compare.
 
 A key has some of the permissions ` + "`read`, `exec`, `write` and `admin`" + `; ` + "`admin`" + ` includes the others. A request needs all
-permissions of its row, and those after *sometimes* only if it asks for more than the least. *Owner* means the owner of the
+permissions in its row, and those in the last column only sometimes: if it asks for more than the least. *Owner* means the owner of the
 machine, whom no key can replace, except that a page signed in by a link of ` + "`atoll console`" + ` may use the requests for nodes and list tenants. *Any key* needs no permission, *open* not even a key. *Token* means that the request has a token or a
 secret address, for which its maker needed these permissions.
 `
@@ -79,9 +79,7 @@ func page(all []face) string {
 	var b strings.Builder
 	b.WriteString(rightsHead)
 	for _, f := range all {
-		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n", f.name, f.about)
-		var groups []string
-		requests := map[string][]string{}
+		fmt.Fprintf(&b, "\n## %s\n\n%s\n\n| Request | Needs | Sometimes |\n|---|---|---|\n", f.name, f.about)
 		for _, r := range f.routes {
 			if strings.HasSuffix(r.Name, "/") && !strings.Contains(r.Name, " ") {
 				continue // the answer to requests for routes that do not exist
@@ -95,18 +93,7 @@ func page(all []face) string {
 			case len(r.Ops) == 0:
 				needs = "any key"
 			}
-			if may := inWords(r.May()); may != "" {
-				needs += "; sometimes " + may
-			}
-			if requests[needs] == nil {
-				groups = append(groups, needs)
-			}
-			requests[needs] = append(requests[needs], "`"+r.Name+"`")
-		}
-		slices.Sort(groups)
-		b.WriteString("| Needs | Requests |\n|---|---|\n")
-		for _, needs := range groups {
-			fmt.Fprintf(&b, "| %s | %s |\n", needs, strings.Join(requests[needs], ", "))
+			fmt.Fprintf(&b, "| `%s` | %s | %s |\n", r.Name, needs, inWords(r.May()))
 		}
 	}
 	return b.String()
