@@ -19,6 +19,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/atoll-run/atoll/internal/guest"
 	"github.com/atoll-run/atoll/provider/internal/hosted"
@@ -152,7 +153,49 @@ func (g *gateway) close() error {
 	return g.served.Close()
 }
 
-const keySize = 32
+// unfinished is how old a file is that is certainly no longer being written.
+const unfinished = time.Minute
+
+// sweep removes what killed processes left: files that they were writing, and the
+// certificates of sandboxes without a record. A sandbox has a record before it has
+// a certificate. What cannot be removed is left to the next start.
+func (g *gateway) sweep() {
+	files, _ := os.ReadDir(g.dir) // missing: nothing to do
+	for _, f := range files {
+		path := filepath.Join(g.dir, f.Name())
+		if strings.HasPrefix(f.Name(), newPrefix) {
+			if info, err := f.Info(); err == nil && time.Since(info.ModTime()) > unfinished {
+				_ = os.Remove(path)
+			}
+			continue
+		}
+		id, ok := strings.CutSuffix(f.Name(), ".crt")
+		if _, known := g.p.Get(id); ok && !known {
+			g.strip(id, path)
+		}
+	}
+}
+
+// strip removes the certificate of a sandbox, unless that has a record or another
+// process makes it now.
+func (g *gateway) strip(id, path string) {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel() // one try
+	l, err := g.p.Lock(ctx, id)
+	if err != nil {
+		return
+	}
+	defer l.Unlock()
+	if r := l.Read(); r.Binding == "" { // an empty record, which Lock has made
+		_ = os.Remove(path)
+		_ = l.Remove()
+	}
+}
+
+const (
+	keySize   = 32
+	newPrefix = ".new-" // of files that are being written
+)
 
 // key returns the key of the passwords, and makes it if there is none.
 func (g *gateway) key() ([]byte, error) {
@@ -179,7 +222,7 @@ func (g *gateway) key() ([]byte, error) {
 
 // exclusive writes a file that does not exist yet, completely or not at all.
 func exclusive(file string, text []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(file), ".new-")
+	f, err := os.CreateTemp(filepath.Dir(file), newPrefix)
 	if err != nil {
 		return err
 	}

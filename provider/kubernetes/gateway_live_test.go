@@ -79,17 +79,27 @@ func node(t *testing.T, args ...string) {
 // A sandbox whose rules have names and credentials uses Atoll's gateway, and cannot
 // go around it or use the rules of another.
 func TestLiveGateway(t *testing.T) {
-	for _, kind := range []string{"Pod", "Sandbox"} {
+	for _, kind := range []string{"Pod", "Sandbox", "Claim"} {
 		t.Run(kind, func(t *testing.T) { throughGateway(t, kind) })
 	}
 }
 
+// throughGateway runs the test with pods that the provider makes, that an object
+// makes, or that are claimed from a warm pool.
 func throughGateway(t *testing.T, kind string) {
 	t.Helper()
 	if os.Getenv("ATOLL_KUBECONFIG") != "" {
 		need.Thing(t, "the node of make cluster", "set ATOLL_CLUSTER instead of ATOLL_KUBECONFIG")
 	}
+	claimed := kind == "Claim"
+	if claimed {
+		kind = "Sandbox"
+	}
 	l := &withGateway{live: start(t, kind), policies: map[sandbox.ID]gateway.Policy{}}
+	manifest := ""
+	if claimed {
+		manifest = l.stock(t, "debian:12", l.image)
+	}
 	const secret = "credential-0123456789"
 	var seen sync.Map // by path: the credential of the last request
 	outside := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -154,6 +164,9 @@ func throughGateway(t *testing.T, kind string) {
 		return in
 	}
 	a, b := create("sb-a"), create("sb-b")
+	if all := l.must(t, "get", "pods", "--selector", "atoll.run/id", "--output", "jsonpath={.items[*].metadata.name}"); claimed && (len(strings.Fields(all)) != 2 || strings.Contains(all, "sb-")) {
+		t.Errorf("the pods %s are not those of the warm pool", all)
+	}
 	good, other := "https://example.com:"+port+"/", "https://b.example.com:"+port+"/"
 	// The first attempts may be earlier than the plugin.
 	want := func(in driver.Instance, script, text string) {
@@ -194,8 +207,7 @@ func throughGateway(t *testing.T, kind string) {
 	t.Run("around the gateway", func(t *testing.T) {
 		direct := "nc -w 2 " + machine + " " + port + " </dev/null >/dev/null 2>&1 && echo reached || echo stopped"
 		want(a, direct, "stopped")
-		pod := l.must(t, "get", "pods", "--selector", "atoll.run/id=sb-b", "--output", "jsonpath={.items[0].metadata.name}")
-		l.must(t, "delete", "networkpolicy", pod)
+		l.must(t, "delete", "networkpolicies", "--selector", "atoll.run/id=sb-b")
 		want(b, direct, "reached") // it was the policy that stopped it
 		want(a, direct, "stopped")
 	})
@@ -247,6 +259,10 @@ func throughGateway(t *testing.T, kind string) {
 	}
 	if err := p.Close(); err != nil {
 		t.Error(err)
+	}
+	if claimed {
+		l.must(t, "delete", "--cascade=foreground", "--filename", manifest)
+		l.must(t, "wait", "--for=delete", "--timeout=1m", "pods", "--all")
 	}
 	if left := l.left(t); left != "" {
 		t.Errorf("left: %s", left)

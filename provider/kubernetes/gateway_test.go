@@ -7,9 +7,12 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/atoll-run/atoll/provider/internal/hosted"
 	"github.com/atoll-run/atoll/sandbox"
@@ -250,3 +253,157 @@ func TestGatewayEnds(t *testing.T) {
 		t.Errorf("left: %v, %v", files, err)
 	}
 }
+
+// A process that was killed may leave certificates of sandboxes that are no longer
+// known, and files that it was writing. The next one removes them, and nothing else.
+func TestGatewayDied(t *testing.T) {
+	s, dir := serve(t), t.TempDir()
+	p := s.openGateway(t, dir, &fakeGateway{})
+	for _, id := range []sandbox.ID{"sb-lives", "sb-over", "sb-unknown"} {
+		s.made(t, p, id)
+		if err := p.gateway.connect(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Its lifetime ended while there was no daemon, so long ago that its record goes.
+	r, _ := p.Get("sb-over")
+	r.Ends = time.Now().Add(-48 * time.Hour)
+	s.record(t, p, "sb-over", r)
+	if err := os.Remove(p.Path("sb-unknown")); err != nil {
+		t.Fatal(err)
+	}
+	now, before := filepath.Join(p.gateway.dir, ".new-1"), filepath.Join(p.gateway.dir, ".new-2")
+	write(t, p.gateway.dir, ".new-1", []byte("cert"))
+	write(t, p.gateway.dir, ".new-2", []byte("cert"))
+	if err := os.Chtimes(before, time.Time{}, time.Now().Add(-time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	// Another process is about to make a sandbox.
+	l, err := p.Lock(t.Context(), "sb-now")
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, p.gateway.dir, "sb-now.crt", []byte("certificate"))
+
+	again := s.openGateway(t, dir, &fakeGateway{})
+	l.Unlock()
+	var left []string
+	files, err := os.ReadDir(again.gateway.dir)
+	for _, f := range files {
+		left = append(left, f.Name())
+	}
+	if want := []string{filepath.Base(now), "key", "sb-lives.crt", "sb-now.crt"}; err != nil || !slices.Equal(left, want) {
+		t.Errorf("left: %q, %v; want %q", left, err, want)
+	}
+	if used, err := again.UsesGateway(t.Context(), "sb-lives"); !used || err != nil {
+		t.Errorf("the living one uses the gateway: %v, %v", used, err)
+	}
+	if ids := again.IDs(); slices.Contains(ids, "sb-over") || slices.Contains(ids, "sb-unknown") {
+		t.Errorf("records: %q", ids)
+	}
+}
+
+// A process that is killed when the certificate is written, and before the sandbox
+// is complete, leaves a record with it, by which the next one removes both.
+func TestGatewayKilled(t *testing.T) {
+	s, dir, copied := serve(t), t.TempDir(), t.TempDir()
+	p := s.openGateway(t, dir, &fakeGateway{})
+	s.before = func(_ http.ResponseWriter, r *http.Request) bool {
+		if _, err := os.Stat(p.gateway.certificate("sb")); err == nil && strings.HasSuffix(r.URL.Path, "/exec") {
+			_ = os.CopyFS(filepath.Join(copied, "dir"), os.DirFS(dir)) // an existing copy is the one to keep
+		}
+		return false
+	}
+	if _, err := p.Create(t.Context(), &sandbox.Spec{ID: "sb", Network: sandbox.Network{Egress: []string{"example.com"}}}); err == nil {
+		t.Fatal("made without a guest")
+	}
+	s.before = nil
+	again := s.openGateway(t, filepath.Join(copied, "dir"), &fakeGateway{})
+	if used, err := again.UsesGateway(t.Context(), "sb"); !used || err != nil {
+		t.Fatalf("it uses the gateway: %v, %v", used, err)
+	}
+	r, _ := again.Get("sb")
+	if err := again.Erase(t.Context(), "sb", r.Box); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(again.gateway.certificate("sb")); err == nil {
+		t.Error("the certificate is left")
+	}
+}
+
+// A claimed pod uses the gateway as one that was made does: its policy is there
+// before it is claimed and selects it, its password is that of its pod, and nothing
+// is left of it.
+func TestClaimGateway(t *testing.T) {
+	s, f, dir := withPool(t), &fakeGateway{}, t.TempDir()
+	p := s.open(t, dir, func(o *Options) { o.Pool, o.Gateway, o.OpenGateway = "warm", "10.0.0.5:7072", f.open })
+	var limits policy
+	var selected, certified bool
+	s.before = func(w http.ResponseWriter, r *http.Request) bool {
+		switch {
+		case r.Method == http.MethodPost && strings.HasSuffix(r.URL.Path, "/networkpolicies"):
+			if len(s.pool.claims) > 0 {
+				t.Error("the policy is later than the claim")
+			}
+			text, _ := io.ReadAll(r.Body)
+			_ = json.Unmarshal(text, &limits)
+			_, _ = w.Write(text)
+		case strings.HasSuffix(r.URL.Path, "/exec"):
+			name := strings.TrimSuffix(strings.TrimPrefix(r.URL.Path, root+"/pods/"), "/exec")
+			_, err := os.Stat(p.gateway.certificate("sb"))
+			certified = err == nil
+			for label, value := range limits.Spec.Pods.Labels {
+				selected = strings.HasPrefix(name, "pool-") && s.pods[name].Meta.Labels[label] == value
+			}
+			return false
+		default:
+			return false
+		}
+		return true
+	}
+	if _, err := p.Create(t.Context(), &sandbox.Spec{ID: "sb", Image: "image", Network: sandbox.Network{Egress: []string{"example.com"}}}); err == nil {
+		t.Fatal("made without a guest")
+	}
+	s.before = nil
+	if len(limits.Spec.Egress) != 1 || len(limits.Spec.Egress[0].To) != 1 || limits.Spec.Egress[0].To[0].Block.CIDR != "10.0.0.5/32" || !selected || !certified {
+		t.Errorf("the policy is %+v, selects the pod: %v; the certificate is there: %v", limits.Spec, selected, certified)
+	}
+	s.nothingLeft(t)
+	if used, err := p.UsesGateway(t.Context(), "sb"); used || err != nil || f.has["sb"] {
+		t.Errorf("what was not made uses the gateway: %v", err)
+	}
+
+	made := s.claimed(t, p, "sb")
+	s.pods[made.Meta.Name].Status.PodIPs = []address{{"10.1.0.1"}}
+	if err := p.gateway.connect(t.Context(), "sb"); err != nil {
+		t.Fatal(err)
+	}
+	from := netip.MustParseAddr("10.1.0.1")
+	r, _ := p.Get("sb")
+	password, err := p.gateway.password("sb", r.Box)
+	if err != nil || !strings.Contains(r.Box, made.Meta.UID) {
+		t.Fatalf("the box %q, %v", r.Box, err)
+	}
+	if ca, err := f.admit(t.Context(), "sb", password, from); err != nil || string(ca) != "certificate" {
+		t.Errorf("its own: %q, %v", ca, err)
+	}
+	if other, _ := p.gateway.password("sb", strings.Replace(r.Box, made.Meta.UID, "other", 1)); sandbox.CodeOf(second(f.admit(t.Context(), "sb", other, from))) != sandbox.CodeDenied {
+		t.Error("the password of another pod is taken")
+	}
+	in, err := p.Attach(t.Context(), "sb")
+	if err == nil {
+		err = in.Destroy(t.Context())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.nothingLeft(t)
+	if used, err := p.UsesGateway(t.Context(), "sb"); used || err != nil || f.has["sb"] {
+		t.Errorf("after its end: %v, %v", used, err)
+	}
+	if err := second(f.admit(t.Context(), "sb", password, from)); sandbox.CodeOf(err) != sandbox.CodeDenied {
+		t.Errorf("the password after its end: %v", err)
+	}
+}
+
+func second(_ []byte, err error) error { return err }

@@ -163,6 +163,9 @@ func New(opts Options) (*Provider, error) {
 	if err := p.Start(opts.Executable); err != nil {
 		return nil, err
 	}
+	if p.gateway != nil {
+		p.gateway.sweep()
+	}
 	return p, nil
 }
 
