@@ -47,7 +47,7 @@ func up(ctx context.Context, providers []registry.Entry, o cli.UpOptions) (cli.D
 		return nil, err
 	}
 	d, err := daemon.Start(ctx, daemon.Options{
-		Machines: config, Fleet: fleet, StateDir: o.StateDir, Provider: o.Provider, Providers: providers, SharedProviders: o.Shared, Store: o.Store, Blobs: o.Blobs, Buckets: o.Buckets, Socket: true,
+		Machines: config, Fleet: fleet, StateDir: o.StateDir, Provider: o.Provider, Providers: providers, SharedProviders: o.Shared, Store: o.Store, Blobs: o.Blobs, ShareImages: o.ShareImages, ShareImagesKeep: o.ShareImagesKeep, Buckets: o.Buckets, Socket: true,
 		PlainSnapshots: o.PlainSnapshots, SnapshotCache: o.SnapshotCache, StreamRate: o.StreamRate, SessionGrace: o.SessionGrace,
 		Listen: o.Listen, TLS: o.TLS, Plain: o.Plain, Hosts: o.Hosts, Key: o.Key, Drain: o.Drain, Pool: o.Pool, Logger: o.Logger, E2B: daemon.E2B(o.E2B), Bridge: daemon.Bridge(o.Bridge), Egress: daemon.Egress(o.Egress), Policies: o.Policies,
 		AuditKeep: o.AuditKeep, Telemetry: o.OTLP, Version: atollVersion(),

@@ -30,6 +30,9 @@ type S3 struct {
 	// Tries is the number of attempts per request; zero: the client library's
 	// default.
 	Tries int
+	// Unchecked opens the store without a request. Then a service that cannot be
+	// reached, and a missing bucket, are errors when blobs are read and written.
+	Unchecked bool
 }
 
 // partSize is the memory buffer, in bytes, for a blob of unknown size.
@@ -102,14 +105,16 @@ func OpenS3(ctx context.Context, where S3) (Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	found, err := client.BucketExists(ctx, where.Bucket)
-	if err != nil {
-		return nil, s3Error("blob.open", where.Bucket, err)
-	}
-	if !found {
-		return nil, &sandbox.Error{
-			Code: sandbox.CodeNotFound, Op: "blob.open", Subject: where.Bucket, Message: "no such bucket",
-			Hint: "create the bucket first; Atoll does not create it",
+	if !where.Unchecked {
+		found, err := client.BucketExists(ctx, where.Bucket)
+		if err != nil {
+			return nil, s3Error("blob.open", where.Bucket, err)
+		}
+		if !found {
+			return nil, &sandbox.Error{
+				Code: sandbox.CodeNotFound, Op: "blob.open", Subject: where.Bucket, Message: "no such bucket",
+				Hint: "create the bucket first; Atoll does not create it",
+			}
 		}
 	}
 	b := &bucket{client: client, name: where.Bucket}

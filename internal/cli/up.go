@@ -29,23 +29,26 @@ const defaultBridge = "127.0.0.1:8787"
 
 // UpOptions configure a daemon.
 type UpOptions struct {
-	StateDir     string
-	Provider     string
-	Shared       []string    // providers that callers with an API key may choose
-	Store        string      // address of the database, with its password; empty: a file in StateDir
-	Blobs        string      // address of the store of workspaces and snapshots; empty: a directory in StateDir
-	Buckets      []string    // [TENANT/]NAME=ADDRESS of buckets that workspaces can use
-	Listen       string      // TCP address, empty for none
-	TLS          *tls.Config // for it
-	Plain        bool        // allows a loopback address without TLS
-	Hosts        []string
-	Key          string // an API key that is accepted in addition to those that the daemon made; empty: none
-	E2B          E2BOptions
-	Bridge       BridgeOptions
-	Egress       EgressOptions
-	MachinesFile string // describes the NATS server for self-hosted machines; empty: there is none
-	Nodes        NodeOptions
-	Policies     string // file or directory; empty: there are none
+	StateDir string
+	Provider string
+	Shared   []string // providers that callers with an API key may choose
+	Store    string   // address of the database, with its password; empty: a file in StateDir
+	Blobs    string   // address of the store of workspaces and snapshots; empty: a directory in StateDir
+	// ShareImages is the address of the store of shared images; empty: Blobs, if set.
+	ShareImages     string
+	ShareImagesKeep time.Duration // of unused ones in Blobs; zero: without limit
+	Buckets         []string      // [TENANT/]NAME=ADDRESS of buckets that workspaces can use
+	Listen          string        // TCP address, empty for none
+	TLS             *tls.Config   // for it
+	Plain           bool          // allows a loopback address without TLS
+	Hosts           []string
+	Key             string // an API key that is accepted in addition to those that the daemon made; empty: none
+	E2B             E2BOptions
+	Bridge          BridgeOptions
+	Egress          EgressOptions
+	MachinesFile    string // describes the NATS server for self-hosted machines; empty: there is none
+	Nodes           NodeOptions
+	Policies        string // file or directory; empty: there are none
 	// AuditKeep is how long events are kept; zero means without limit.
 	AuditKeep time.Duration
 	OTLP      string // address of a collector of OpenTelemetry; empty: as the environment says
@@ -159,7 +162,7 @@ func (a upCommands) upCmd() *cobra.Command {
 	var opts UpOptions
 	var cert, key, keyIn, address, addressIn, proxyIn, config string
 	var drain durationFlag
-	var keep daysFlag
+	var keep, shared daysFlag
 	var verbose, background bool
 	cmd := &cobra.Command{
 		Use:   "up",
@@ -190,6 +193,8 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringVar(&address, "store", "", "address of a PostgreSQL database that daemons share, without a password: postgres://USER@HOST/DATABASE (default: $ATOLL_STORE, else a file)")
 	flags.StringVar(&addressIn, "store-file", "", "file with the address, including the password; only its owner may be able to read it")
 	flags.StringVar(&opts.Blobs, "blobs", "", "where workspaces and snapshots are stored: a directory, or s3://BUCKET/PREFIX?endpoint=URL&region=NAME with credentials as AWS's tools find them (default: $ATOLL_BLOBS, else in the state directory)")
+	flags.StringVar(&opts.ShareImages, "share-images", "", "share images of registries with other daemons below images/ here, an address as for --blobs (default: --blobs, if given)")
+	flags.Var(&shared, "share-images-keep", "remove what nobody used for this long from images/ in --blobs, at least 14d; 0 keeps all (default 90d)")
 	flags.StringArrayVar(&opts.Buckets, "bucket", nil, "a bucket that can be a workspace, [TENANT/]NAME=s3://BUCKET/PREFIX?endpoint=URL&region=NAME, with credentials as for --blobs; may be repeated; see: atoll workspace create")
 	flags.BoolVar(&opts.PlainSnapshots, "plain-snapshots", false, "do not encrypt snapshots there with workspace.key")
 	flags.Var((*sizeFlag)(&opts.SnapshotCache), "snapshot-cache", "disk space for copies of saved snapshots on this machine, in bytes (default 16g)")
@@ -240,7 +245,12 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 		}
 		opts.Logger = slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: level}))
 		opts.StateDir, opts.Provider, opts.Drain = a.stateDir, a.chosenProvider(), time.Duration(drain)
-		opts.AuditKeep = time.Duration(keep)
+		opts.AuditKeep, opts.ShareImagesKeep = time.Duration(keep), time.Duration(shared)
+		if !cmd.Flags().Changed("share-images-keep") {
+			opts.ShareImagesKeep = defaultImagesKeep
+		} else if shared != 0 && time.Duration(shared) < minImagesKeep {
+			return badFlag("share-images-keep", "%v is neither 0 nor at least 14d", time.Duration(shared))
+		}
 		if g := opts.SessionGrace; g != 0 && (g < minGrace || g > maxGrace) {
 			return badFlag("session-grace", "%v is not between %v and %v", g, minGrace, maxGrace)
 		}
@@ -280,6 +290,12 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	}
 	return cmd
 }
+
+// Values of --share-images-keep. Daemons write what they use again every 7 days.
+const (
+	minImagesKeep     = 14 * 24 * time.Hour
+	defaultImagesKeep = 90 * 24 * time.Hour
+)
 
 // Limits of --session-grace: a sandbox must outlast the way to its first use, and
 // one that nobody uses must end some day.

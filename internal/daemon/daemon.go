@@ -91,6 +91,13 @@ type Options struct {
 	// Blobs is the address of the blob store of workspaces and snapshots, as for
 	// blob.Open. Empty: a directory in the state directory.
 	Blobs string
+	// ShareImages is the address of a blob store, as for blob.Open, below whose
+	// images/ daemons share what images of registries consist of. Empty: Blobs, if
+	// that is set.
+	ShareImages string
+	// ShareImagesKeep is how long parts of images that nobody uses stay in Blobs, at
+	// least MinImagesKeep. Zero: forever.
+	ShareImagesKeep time.Duration
 	// Buckets are the buckets that workspaces can use: "[TENANT/]NAME=ADDRESS", as
 	// for bucket.ParseNamed.
 	Buckets []string
@@ -347,6 +354,9 @@ func (d *Daemon) recover(ctx context.Context) error {
 	}
 	if d.opts.AuditKeep > 0 {
 		d.work.Go(func() { d.services.Events.WatchRetention(ctx, d.opts.AuditKeep) })
+	}
+	if d.opts.Blobs != "" && d.opts.ShareImagesKeep > 0 {
+		d.work.Go(func() { d.expireImages(ctx, max(d.opts.ShareImagesKeep, MinImagesKeep)) })
 	}
 	if d.store.Shared() {
 		d.work.Go(func() { d.beat(ctx) })

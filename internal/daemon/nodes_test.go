@@ -35,6 +35,7 @@ type nodeDaemon struct {
 	gives   sandbox.Isolation
 	key     string
 	blobs   string // address of its blob store; empty: in its state directory
+	images  string // address of the store of shared images; empty: blobs
 }
 
 // imaged is a provider that runs images.
@@ -69,7 +70,7 @@ func (n *nodeDaemon) start(t *testing.T) {
 	opts := n.m.Options()
 	withImages(n.m, n.gives, &opts)
 	opts.Listen, opts.Plain = cmp.Or(n.address, "127.0.0.1:0"), true
-	opts.Blobs, opts.Egress.Allow = n.blobs, []string{"127.0.0.1/32"} // the registries of tests
+	opts.Blobs, opts.ShareImages, opts.Egress.Allow = n.blobs, n.images, []string{"127.0.0.1/32"} // the registries of tests
 	opts.SetMemory(func() (int64, int64) { return n.free, 64 << 30 })
 	d, err := daemon.Start(context.Background(), opts)
 	if err != nil {

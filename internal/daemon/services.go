@@ -12,7 +12,6 @@ import (
 
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/internal/audit"
-	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/control/admission"
 	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/guard"
@@ -88,8 +87,8 @@ func (d *Daemon) openPlane(ctx context.Context) error {
 	}
 	images.Protect(d.neededImages)
 	images.Restrict(image.Restriction{Applies: guard.ForTenant, Permit: config.Operator.Permits})
-	if d.opts.Blobs != "" { // otherwise only this machine has them
-		images.Share(sharedImages{blob.Below(d.blobs, "images")})
+	if err := d.shareImages(ctx, images); err != nil {
+		return err
 	}
 	// First, so that the policies apply to the links of an earlier daemon.
 	if err := d.startEgress(ctx, d.egress); err != nil {

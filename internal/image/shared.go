@@ -10,6 +10,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 
@@ -24,7 +25,14 @@ type Blobs interface {
 	Get(ctx context.Context, key string) (io.ReadCloser, error)
 	// Put writes a blob of a size, and replaces an existing one.
 	Put(ctx context.Context, key string, r io.Reader, size int64) error
+	// Modified returns when a blob was written. A missing one is CodeNotFound.
+	Modified(ctx context.Context, key string) (time.Time, error)
 }
+
+// Renewal is the age at which a blob is written again when it is read. So the age
+// of a blob that is in use is little more, and an older one can be removed: see
+// blob.Expire.
+const Renewal = 7 * 24 * time.Hour
 
 // Share makes the store look for what images consist of in blobs before it asks
 // a registry, and put there what a registry gave to everybody. Then other stores
@@ -54,11 +62,17 @@ func (s *shared) close() {
 	}
 }
 
-// put uploads content later. Nothing depends on its success.
-func (s *shared) put(key string, size int64, open func() (io.ReadCloser, error)) {
+// put uploads content later. Nothing depends on its success. With had, it was read
+// from there, and is only uploaded if it is old.
+func (s *shared) put(key string, size int64, had bool, open func() (io.ReadCloser, error)) {
 	s.uploads.Go(func() {
 		s.one.Lock()
 		defer s.one.Unlock()
+		if had {
+			if at, err := s.blobs.Modified(s.life, key); err == nil && time.Since(at) < Renewal {
+				return
+			}
+		}
 		r, err := open()
 		if err == nil {
 			err = errors.Join(s.blobs.Put(s.life, key, r, size), r.Close())
@@ -97,6 +111,7 @@ type origin struct {
 	dial   func() (*registry.Client, error) // connects once
 	shared *shared                          // nil: there are none
 	public bool                             // the registry gives them to everybody
+	had    sync.Map                         // digests of the layers that were shared
 }
 
 // manifestKey is the key of a manifest. It has the repository, because a rule may
@@ -115,6 +130,9 @@ func (o *origin) small(ctx context.Context, key, digest string, limit int64) ([]
 	}
 	var b bytes.Buffer
 	ok := o.shared.copyTo(ctx, key, digest, limit, &b)
+	if ok {
+		o.shared.put(key, int64(b.Len()), true, opener(b.Bytes()))
+	}
 	return b.Bytes(), ok
 }
 
@@ -122,8 +140,12 @@ func (o *origin) small(ctx context.Context, key, digest string, limit int64) ([]
 func (o *origin) share(key func(digest string) string, digest string, data []byte) {
 	sum := sha256.Sum256(data)
 	if own := "sha256:" + hex.EncodeToString(sum[:]); o.shared != nil && o.public && (digest == "" || digest == own) {
-		o.shared.put(key(own), int64(len(data)), func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil })
+		o.shared.put(key(own), int64(len(data)), false, opener(data))
 	}
+}
+
+func opener(data []byte) func() (io.ReadCloser, error) {
+	return func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data)), nil }
 }
 
 // Manifest is that of registry.Client.
@@ -167,6 +189,7 @@ func (o *origin) Bytes(ctx context.Context, digest string, limit int64) ([]byte,
 func (o *origin) Blob(ctx context.Context, digest string, size int64, f *os.File, progress func(done int64)) error {
 	if fi, err := f.Stat(); o.shared != nil && err == nil && fi.Size() == 0 {
 		if o.shared.copyTo(ctx, blobKey(digest), digest, size, f) {
+			o.had.Store(digest, true)
 			progress(size)
 			return nil
 		}
@@ -186,7 +209,8 @@ func (o *origin) Blob(ctx context.Context, digest string, size int64, f *os.File
 
 // shareFile offers a downloaded layer to other machines.
 func (o *origin) shareFile(digest, path string, size int64) {
-	if o.shared != nil && o.public {
-		o.shared.put(blobKey(digest), size, func() (io.ReadCloser, error) { return os.Open(path) })
+	_, had := o.had.Load(digest)
+	if o.shared != nil && (o.public || had) {
+		o.shared.put(blobKey(digest), size, had, func() (io.ReadCloser, error) { return os.Open(path) })
 	}
 }

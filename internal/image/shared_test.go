@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -20,6 +21,12 @@ type bucket struct {
 	mu    sync.Mutex
 	blobs map[string][]byte
 	fails bool
+	age   time.Duration // of all blobs
+	puts  int
+}
+
+func (b *bucket) Modified(context.Context, string) (time.Time, error) {
+	return time.Now().Add(-b.age), nil
 }
 
 func (b *bucket) Get(_ context.Context, key string) (io.ReadCloser, error) {
@@ -47,6 +54,7 @@ func (b *bucket) Put(_ context.Context, key string, r io.Reader, size int64) err
 	}
 	if err == nil {
 		b.blobs[key] = data
+		b.puts++
 	}
 	return err
 }
@@ -92,6 +100,34 @@ func TestSharedImages(t *testing.T) {
 	pinned := strings.TrimSuffix(ref, ":1") + "@" + img.Digest
 	if got := files(t, mustGet(t, sharing(t, b, false), pinned, GetOptions{Platform: "linux/amd64"})); !maps.Equal(got, want) {
 		t.Errorf("by its digest, without the registry: %v", got)
+	}
+}
+
+// What is read is written again if it is old, so that what is in use is never older
+// than a little more than Renewal. What is young is not. The registry gives the
+// manifest of a tag each time.
+func TestSharedImagesRenewed(t *testing.T) {
+	reg, b := newRegistry(t), &bucket{blobs: map[string][]byte{}}
+	ref := reg.push(t, "team/app:1", imageOf(t, "linux/amd64", tarOf(t, "a", "one"), tarOf(t, "b", noise(1, 1<<20))))
+	pull := func(owner bool) int {
+		b.puts = 0
+		s := sharing(t, b, owner)
+		mustGet(t, s, ref, GetOptions{Platform: "linux/amd64"})
+		s.shared.uploads.Wait()
+		return b.puts
+	}
+	if n := pull(false); n != 4 {
+		t.Fatalf("shared: %d, want 4", n)
+	}
+	for _, tt := range []struct {
+		age   time.Duration
+		owner bool
+		want  int
+	}{{0, false, 1}, {Renewal - time.Hour, false, 1}, {Renewal + time.Hour, false, 4}, {Renewal + time.Hour, true, 3}} {
+		b.age = tt.age
+		if n := pull(tt.owner); n != tt.want {
+			t.Errorf("at the age of %v, owner %v: %d written again, want %d", tt.age, tt.owner, n, tt.want)
+		}
 	}
 }
 
