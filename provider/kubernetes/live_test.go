@@ -678,12 +678,12 @@ func (l *live) run(t *testing.T) {
 	})
 	t.Run("evicted", func(t *testing.T) {
 		s := spec("sb-evicted")
-		s.Resources.Disk = 8 << 20
+		s.Resources.Disk = 256 << 20 // the guest needs a part of it
 		in, err := p.Create(t.Context(), s)
 		if err != nil {
 			t.Fatal(err)
 		}
-		hostedtest.Says(t, in, "head -c 64000000 /dev/zero >/tmp/large")
+		hostedtest.Says(t, in, "head -c 400000000 /dev/zero >/tmp/large")
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
 			_, err := in.Exec(t.Context(), &sandbox.Command{Shell: "true"})
 			if p.ErrorCode(err) == sandbox.CodeConflict && strings.Contains(err.Error(), "Evicted") {
