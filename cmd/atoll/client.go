@@ -14,9 +14,9 @@ import (
 )
 
 func main() {
-	app := &cli.App{
+	app := &cli.App{Env: &cli.Env{
+		Term:    &cli.Term{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv},
 		Version: cli.Version{Atoll: atollVersion(), Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH},
-		Stdin:   os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
-	}
+	}}
 	os.Exit(app.Main(context.Background(), os.Args[1:]))
 }

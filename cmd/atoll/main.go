@@ -25,14 +25,17 @@ func main() {
 	bucket.Main() // does not return in a process that serves a bucket
 	providers := all.Builtin()
 	app := &cli.App{
-		Open: func(dir string) (cli.System, error) { return node.Open(dir, providers, os.LookupEnv) },
-		Version: cli.Version{
-			Atoll: atollVersion(), Engine: version("gvisor.dev/gvisor"), Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
+		Env: &cli.Env{
+			Term:      &cli.Term{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv},
+			Open:      func(dir string) (cli.System, error) { return node.Open(dir, providers, os.LookupEnv) },
+			Providers: known(),
+			Version: cli.Version{
+				Atoll: atollVersion(), Engine: version("gvisor.dev/gvisor"), Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
+			},
 		},
 		Up:      func(ctx context.Context, o cli.UpOptions) (cli.Daemon, error) { return up(ctx, providers, o) },
 		Restore: daemon.Restore, Accept: daemon.Accept,
-		Machine: machineProgram{providers[0]}, Providers: known(), Program: unpack.Self(),
-		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
+		Machine: machineProgram{providers[0]}, Program: unpack.Self(),
 	}
 	os.Exit(app.Main(context.Background(), os.Args[1:]))
 }

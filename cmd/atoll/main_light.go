@@ -26,12 +26,12 @@ var embedded embed.FS
 var kernelVersion string
 
 func main() {
-	app := &cli.App{
+	app := &cli.App{Env: &cli.Env{
+		Term:      &cli.Term{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv},
 		Engine:    continueInEngine,
 		Providers: known(),
 		Version:   cli.Version{Atoll: atollVersion(), Engine: kernelVersion, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH},
-		Stdin:     os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv,
-	}
+	}}
 	os.Exit(app.Main(context.Background(), os.Args[1:]))
 }
 

@@ -18,8 +18,8 @@ func allTenantsFlag(flags *pflag.FlagSet, all *bool) {
 }
 
 // targetOf returns where sandboxes are: those of all tenants of the daemon, or
-// as [App.target]. Without a daemon there are no tenants.
-func (a *App) targetOf(ctx context.Context, allTenants bool) (target, error) {
+// as [Env.target]. Without a daemon there are no tenants.
+func (a *Env) targetOf(ctx context.Context, allTenants bool) (target, error) {
 	if !allTenants {
 		return a.target(ctx)
 	}
@@ -41,7 +41,7 @@ type tenantClient struct {
 }
 
 // tenants returns a client for every tenant of a daemon, by name.
-func (a *App) tenants(ctx context.Context, c *atoll.Client) ([]tenantClient, error) {
+func (a *Env) tenants(ctx context.Context, c *atoll.Client) ([]tenantClient, error) {
 	if a.tenant != "" {
 		return nil, badFlag("all-tenants", "goes without --tenant")
 	}
@@ -59,7 +59,7 @@ func (a *App) tenants(ctx context.Context, c *atoll.Client) ([]tenantClient, err
 // everyTenant is a daemon with the sandboxes of all tenants, whose names are
 // TENANT/NAME. It makes none.
 type everyTenant struct {
-	app *App
+	env *Env
 	of  []tenantClient
 }
 
@@ -67,7 +67,7 @@ type everyTenant struct {
 func (t everyTenant) List(ctx context.Context) ([]sandbox.Sandbox, error) {
 	var all []sandbox.Sandbox
 	for _, one := range t.of {
-		theirs, err := t.app.remote(one.client).List(ctx)
+		theirs, err := t.env.remote(one.client).List(ctx)
 		if err != nil {
 			return nil, err
 		}

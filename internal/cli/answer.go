@@ -30,7 +30,7 @@ type patience struct{ ping, answer time.Duration }
 // awaitAnswer waits until the daemon that listens on a socket answers, and
 // reports false if none listens. A daemon that accepts connections runs, however
 // slow it is: no command may start another one or do without it.
-func (a *App) awaitAnswer(ctx context.Context, c *atoll.Client, socket string) (bool, error) {
+func (a *Env) awaitAnswer(ctx context.Context, c *atoll.Client, socket string) (bool, error) {
 	limit := cmp.Or(a.patience.answer, answerTimeout)
 	within, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -84,7 +84,7 @@ func silent(socket string, after time.Duration, cause error) error {
 
 // runs reports whether a daemon runs on the state directory, and waits until it
 // answers.
-func (a *App) runs(ctx context.Context) (bool, error) {
+func (a *Env) runs(ctx context.Context) (bool, error) {
 	c, err := a.socketClient("")
 	if err != nil {
 		return false, err
@@ -95,7 +95,7 @@ func (a *App) runs(ctx context.Context) (bool, error) {
 
 // socketClient returns a client of the daemon of the state directory, which may
 // not run.
-func (a *App) socketClient(key string) (*atoll.Client, error) {
+func (a *Env) socketClient(key string) (*atoll.Client, error) {
 	path, err := filepath.Abs(a.socket())
 	if err != nil {
 		return nil, err

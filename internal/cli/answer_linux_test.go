@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/clitest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -48,10 +49,10 @@ func (w *waiting) Write(p []byte) (int, error) {
 	return w.Buffer.Write(p)
 }
 
-// impatient returns an App that says at once that it waits.
-func impatient(t *testing.T, heard func()) *App {
-	return &App{
-		Stderr: &waiting{heard: heard}, LookupEnv: func(string) (string, bool) { return "", false },
+// impatient returns an Env that says at once that it waits.
+func impatient(t *testing.T, heard func()) *Env {
+	return &Env{
+		Term:     &Term{Stderr: &waiting{heard: heard}, LookupEnv: clitest.Lookup(nil)},
 		stateDir: t.TempDir(), patience: patience{ping: time.Nanosecond},
 	}
 }

@@ -36,7 +36,7 @@ const (
 // startDaemon starts a daemon that outlives this program, unless one runs, and
 // returns its process when it answers; zero if one ran already. Of many that
 // try at once, one starts it. dir is where it works, "/" if it is empty.
-func (a *App) startDaemon(ctx context.Context, dir string, args []string) (pid int, err error) {
+func (a *Env) startDaemon(ctx context.Context, dir string, args []string) (pid int, err error) {
 	if _, err := a.node(); err != nil { // creates the state directory, or returns an error
 		return 0, err
 	}
@@ -79,7 +79,7 @@ func (a *App) startDaemon(ctx context.Context, dir string, args []string) (pid i
 
 // awaitOther reports whether a daemon runs already. It waits for one that holds
 // the lock of the state directory without a socket until it has started or ended.
-func (a *App) awaitOther(ctx context.Context, lock string) (bool, error) {
+func (a *Env) awaitOther(ctx context.Context, lock string) (bool, error) {
 	limit := cmp.Or(a.patience.answer, startPatience)
 	within, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -124,7 +124,7 @@ func isLocked(path string) (bool, error) {
 
 // awaitDaemon waits until a daemon that was started answers. If it does not in
 // time, or if ctx ends, awaitDaemon ends it.
-func (a *App) awaitDaemon(ctx context.Context, cmd *exec.Cmd, log string, from int64) error {
+func (a *Env) awaitDaemon(ctx context.Context, cmd *exec.Cmd, log string, from int64) error {
 	ended := make(chan struct{})
 	go func() {
 		_ = cmd.Wait() // the log has its error

@@ -13,7 +13,7 @@ const (
 	lockName = "daemon.lock"
 )
 
-func (a *App) startDaemon(context.Context, string, []string) (pid int, err error) {
+func (a *Env) startDaemon(context.Context, string, []string) (pid int, err error) {
 	return 0, clientOnly("no daemon can run on this machine")
 }
 

@@ -5,11 +5,9 @@ import (
 	"sync"
 
 	"github.com/schollz/progressbar/v3"
-
-	"github.com/atoll-run/atoll/internal/engine"
 )
 
-// bar shows on a terminal how the fetching of an image goes. It may be used
+// bar shows on a terminal how the fetching of an image goes: its phase, and the bytes that are done. It may be used
 // concurrently.
 type bar struct {
 	w io.Writer
@@ -20,28 +18,31 @@ type bar struct {
 	over  bool
 }
 
-func (b *bar) show(p engine.Progress) {
+// newBar returns a bar on a terminal, which appears with the first progress.
+func newBar(w io.Writer) *bar { return &bar{w: w} }
+
+func (b *bar) show(phase string, done, total int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.over {
 		return
 	}
-	if b.bar == nil || p.Phase != b.phase {
+	if b.bar == nil || phase != b.phase {
 		b.finish()
-		b.phase = p.Phase
-		total := p.Total
-		if total <= 0 {
-			total = -1 // a spinner
+		b.phase = phase
+		size := total
+		if size <= 0 {
+			size = -1 // a spinner
 		}
-		b.bar = progressbar.NewOptions64(total,
-			progressbar.OptionSetWriter(b.w), progressbar.OptionSetDescription(visible(p.Phase)),
+		b.bar = progressbar.NewOptions64(size,
+			progressbar.OptionSetWriter(b.w), progressbar.OptionSetDescription(visible(phase)),
 			progressbar.OptionShowBytes(true), progressbar.OptionSetWidth(30),
 			progressbar.OptionClearOnFinish(), progressbar.OptionUseANSICodes(true))
 	}
-	if p.Total > 0 {
-		b.bar.ChangeMax64(p.Total)
+	if total > 0 {
+		b.bar.ChangeMax64(total)
 	}
-	_ = b.bar.Set64(p.Done)
+	_ = b.bar.Set64(done)
 }
 
 func (b *bar) finish() {

@@ -10,7 +10,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"os"
 	"os/signal"
@@ -50,36 +49,21 @@ type ProviderInfo struct {
 	Warning string `json:"warning,omitempty"` // said whenever it runs something
 }
 
-// App is one run of the command line.
-type App struct {
+// Env is where the commands of one run act: on this machine, or on a daemon.
+type Env struct {
+	*Term
 	// Engine continues the command in the engine, and returns only if that fails.
-	// The light program has it instead of all functions up to Machine. It is nil
+	// The light program has it instead of Open and of what only App has. It is nil
 	// if the engine is linked in, and in a client build for a system without
 	// sandboxes, which uses the daemon in ATOLL_HOST.
 	Engine func(stateDir string) error
 	// Open opens the node whose state is kept in stateDir; empty means the user's
-	// own. The App closes it. It is nil in a client.
+	// own. Close closes it. It is nil in a client.
 	Open func(stateDir string) (System, error)
-	// Up starts a daemon, which the App closes. It is nil in a client.
-	Up func(ctx context.Context, opts UpOptions) (Daemon, error)
-	// Restore replaces the database in a state directory by a backup, and returns
-	// where it moved the former state. It is nil in a client.
-	Restore func(ctx context.Context, stateDir, backup string) (replaced string, err error)
-	// Accept makes a state directory usable although parts of it are missing, and
-	// returns a sentence for each. It is nil in a client.
-	Accept func(ctx context.Context, stateDir string) (lost []string, err error)
-	// Machine is the program of a self-hosted machine. It is nil in a client.
-	Machine MachineProgram
-	// Program is the path of the program that the user called. Empty: this one.
-	Program string
 	// Providers are those there are, the default first.
 	Providers []ProviderInfo
 	// Version is the output of `atoll version`.
 	Version Version
-
-	Stdin          io.Reader
-	Stdout, Stderr io.Writer
-	LookupEnv      func(string) (string, bool)
 
 	stateDir string        // --state-dir
 	provider string        // --provider
@@ -91,6 +75,36 @@ type App struct {
 	sessions bool          // the command names sessions and not sandboxes
 	quiet    bool          // no warnings about new sandboxes
 	patience patience      // with a daemon that is slow
+}
+
+// close ends what the commands have opened. It ends no sandbox.
+func (a *Env) close() error {
+	var err error
+	if a.system != nil {
+		err = a.system.Close()
+	}
+	if a.conn != nil {
+		err = errors.Join(err, a.conn.Close())
+	}
+	return err
+}
+
+// App is the command line of one program.
+type App struct {
+	// Env is where its commands act.
+	Env *Env
+	// Up starts a daemon, which the command closes. It is nil in a client.
+	Up func(ctx context.Context, opts UpOptions) (Daemon, error)
+	// Restore replaces the database in a state directory by a backup, and returns
+	// where it moved what it replaced. It is nil in a client.
+	Restore func(ctx context.Context, stateDir, backup string) (replaced string, err error)
+	// Accept makes a state directory usable although parts of it are missing, and
+	// returns a sentence for each. It is nil in a client.
+	Accept func(ctx context.Context, stateDir string) (lost []string, err error)
+	// Machine is the program of a self-hosted machine. It is nil in a client.
+	Machine MachineProgram
+	// Program is the path of the program that the user called. Empty: this one.
+	Program string
 }
 
 // Version says what this program is made of.
@@ -109,17 +123,11 @@ func (a *App) Main(ctx context.Context, args []string) int {
 	signal.Ignore(syscall.SIGPIPE)
 	root := a.root()
 	root.SetArgs(args)
-	root.SetIn(a.Stdin)
-	root.SetOut(&visibleWriter{w: a.Stdout}) // for help and completions
-	root.SetErr(&visibleWriter{w: a.Stderr})
+	root.SetIn(a.Env.Stdin)
+	root.SetOut(visibleOnly(a.Env.Stdout)) // for help and completions
+	root.SetErr(visibleOnly(a.Env.Stderr))
 	cmd, err := root.ExecuteContextC(ctx)
-	if a.system != nil {
-		err = errors.Join(err, a.system.Close())
-	}
-	if a.conn != nil {
-		err = errors.Join(err, a.conn.Close())
-	}
-	return a.finish(cmd, err)
+	return a.Env.finish(cmd, errors.Join(err, a.Env.close()))
 }
 
 const (
@@ -129,6 +137,7 @@ const (
 )
 
 func (a *App) root() *cobra.Command {
+	env := a.Env
 	root := parent(&cobra.Command{
 		Use:   "atoll",
 		Short: "Sandboxes for AI agents, from one program",
@@ -141,26 +150,26 @@ one.`,
   atoll doctor`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-	}, runCommands{a}.runCmd(), runCommands{a}.createCmd(), processCommands{a}.execCmd(), processCommands{a}.shellCmd(), processCommands{a}.attachCmd(), processCommands{a}.terminalCmd(), listCommands{a}.lsCmd(), listCommands{a}.inspectCmd(), listCommands{a}.topCmd(), processCommands{a}.psCmd(), processCommands{a}.logsCmd(), processCommands{a}.killCmd(), copyCommands{a}.cpCmd(), portCommands{a}.portCmd(), streamCommands{a}.desktopCmd(), streamCommands{a}.streamCmd(), computerCommands{a}.computerCmd(), codeCommands{a}.codeCmd(), gitCommands{a}.gitCmd(), gitCommands{a}.searchCmd(), gitCommands{a}.patchCmd(), recordCommands{a}.recordCmd(), listCommands{a}.rmCmd(),
-		lifecycleCommands{a}.pauseCmd(), lifecycleCommands{a}.resumeCmd(), lifecycleCommands{a}.stopCmd(), lifecycleCommands{a}.startCmd(), lifecycleCommands{a}.updateCmd(), lifecycleCommands{a}.forkCmd(), snapshotCommands{a}.snapshotCmd(), sessionCommands{a}.sessionCmd(),
-		upCommands{a}.upCmd(), upCommands{a}.downCmd(), a.consoleCmd(), contextCommands{a}.contextCmd(), mcpCommands{a}.mcpCmd(), e2bCommands{a}.e2bCmd(), keyCommands{a}.keyCmd(), machineCommands{a}.machineCmd(), nodeCommands{a}.nodeCmd(), tenantCommands{a}.tenantCmd(), workspaceCommands{a}.workspaceCmd(), profileCommands{a}.profileCmd(), policyCommands{a}.policyCmd(), secretCommands{a}.secretCmd(), profileCommands{a}.egressCmd(), eventCommands{a}.eventsCmd(), eventCommands{a}.auditCmd(), sessionCommands{a}.usageCmd(), stateCommands{a}.stateCmd(),
-		imageCommands{a}.imageCmd(), templateCommands{a}.templateCmd(), providerCommands{a}.providerCmd(), providerCommands{a}.doctorCmd(),
-		providerCommands{a}.microvmCmd(), a.versionCmd())
+	}, runCommands{env}.runCmd(), runCommands{env}.createCmd(), processCommands{env}.execCmd(), processCommands{env}.shellCmd(), processCommands{env}.attachCmd(), processCommands{env}.terminalCmd(), listCommands{env}.lsCmd(), listCommands{env}.inspectCmd(), listCommands{env}.topCmd(), processCommands{env}.psCmd(), processCommands{env}.logsCmd(), processCommands{env}.killCmd(), copyCommands{env}.cpCmd(), portCommands{env}.portCmd(), streamCommands{env}.desktopCmd(), streamCommands{env}.streamCmd(), computerCommands{env}.computerCmd(), codeCommands{env}.codeCmd(), gitCommands{env}.gitCmd(), gitCommands{env}.searchCmd(), gitCommands{env}.patchCmd(), recordCommands{env}.recordCmd(), listCommands{env}.rmCmd(),
+		lifecycleCommands{env}.pauseCmd(), lifecycleCommands{env}.resumeCmd(), lifecycleCommands{env}.stopCmd(), lifecycleCommands{env}.startCmd(), lifecycleCommands{env}.updateCmd(), lifecycleCommands{env}.forkCmd(), snapshotCommands{env}.snapshotCmd(), sessionCommands{env}.sessionCmd(),
+		upCommands{env, a.Up}.upCmd(), upCommands{env, a.Up}.downCmd(), env.consoleCmd(), contextCommands{env}.contextCmd(), mcpCommands{env}.mcpCmd(), e2bCommands{env}.e2bCmd(), keyCommands{env}.keyCmd(), machineCommands{env, a.Machine, a.Program}.machineCmd(), nodeCommands{env}.nodeCmd(), tenantCommands{env}.tenantCmd(), workspaceCommands{env}.workspaceCmd(), profileCommands{env}.profileCmd(), policyCommands{env}.policyCmd(), secretCommands{env}.secretCmd(), profileCommands{env}.egressCmd(), eventCommands{env}.eventsCmd(), eventCommands{env}.auditCmd(), sessionCommands{env}.usageCmd(), stateCommands{env, a.Restore, a.Accept}.stateCmd(),
+		imageCommands{env}.imageCmd(), templateCommands{env}.templateCmd(), providerCommands{env}.providerCmd(), providerCommands{env}.doctorCmd(),
+		providerCommands{env}.microvmCmd(), env.versionCmd())
 	root.AddCommand(foreign()...)
 	root.AddGroup(
 		&cobra.Group{ID: groupBox, Title: "Sandboxes:"},
 		&cobra.Group{ID: groupDaemon, Title: "The daemon:"},
 		&cobra.Group{ID: groupMachine, Title: "This machine:"})
-	root.PersistentPreRunE = a.beginInEngine
-	root.Version = a.versionLine()
+	root.PersistentPreRunE = env.beginInEngine
+	root.Version = env.versionLine()
 	root.SetVersionTemplate("{{.Version}}\n")
 	flags := root.PersistentFlags()
-	flags.StringVar(&a.stateDir, "state-dir", "", "where Atoll keeps its state (default: $ATOLL_STATE_DIR, /var/lib/atoll for root, else ~/.local/state/atoll)")
-	flags.StringVar(&a.provider, "provider", "", "provider for new sandboxes (default: $ATOLL_PROVIDER, else that of the daemon, else "+a.defaultProvider()+"; see: atoll provider ls)")
-	flags.BoolVar(&a.direct, "no-daemon", false, "do not start a daemon in the background, even if the command needs one ($ATOLL_NO_DAEMON)")
-	flags.StringVar(&a.tenant, "tenant", "", "act in this tenant, as the owner of the machine (default: your own; see: atoll tenant ls)")
-	_ = root.RegisterFlagCompletionFunc("provider", a.completeProviders)
-	_ = root.RegisterFlagCompletionFunc("tenant", a.completeTenants)
+	flags.StringVar(&env.stateDir, "state-dir", "", "where Atoll keeps its state (default: $ATOLL_STATE_DIR, /var/lib/atoll for root, else ~/.local/state/atoll)")
+	flags.StringVar(&env.provider, "provider", "", "provider for new sandboxes (default: $ATOLL_PROVIDER, else that of the daemon, else "+env.defaultProvider()+"; see: atoll provider ls)")
+	flags.BoolVar(&env.direct, "no-daemon", false, "do not start a daemon in the background, even if the command needs one ($ATOLL_NO_DAEMON)")
+	flags.StringVar(&env.tenant, "tenant", "", "act in this tenant, as the owner of the machine (default: your own; see: atoll tenant ls)")
+	_ = root.RegisterFlagCompletionFunc("provider", env.completeProviders)
+	_ = root.RegisterFlagCompletionFunc("tenant", env.completeTenants)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usage(cmd, err) })
 	root.SetHelpCommandGroupID(groupMachine)
 	root.SetCompletionCommandGroupID(groupMachine)
@@ -168,7 +177,7 @@ one.`,
 	return root
 }
 
-func (a *App) defaultProvider() string {
+func (a *Env) defaultProvider() string {
 	if len(a.Providers) == 0 {
 		return ""
 	}
@@ -177,13 +186,13 @@ func (a *App) defaultProvider() string {
 
 // chosenProvider returns the provider that the flag, else the environment,
 // else the default names.
-func (a *App) chosenProvider() string {
+func (a *Env) chosenProvider() string {
 	return cmp.Or(a.askedProvider(), a.defaultProvider())
 }
 
 // askedProvider returns the provider that the flag, else the environment names,
 // empty if neither does.
-func (a *App) askedProvider() string {
+func (a *Env) askedProvider() string {
 	if a.provider != "" {
 		return a.provider
 	}
@@ -192,7 +201,7 @@ func (a *App) askedProvider() string {
 }
 
 // warningOf returns the warning to show before something runs on a provider.
-func (a *App) warningOf(provider string) string {
+func (a *Env) warningOf(provider string) string {
 	for _, p := range a.Providers {
 		if p.Name == provider {
 			return p.Warning
@@ -202,14 +211,14 @@ func (a *App) warningOf(provider string) string {
 }
 
 // warn says it, unless there is nothing to say.
-func (a *App) warn(warning string) {
+func (a *Term) warn(warning string) {
 	if warning != "" {
 		a.say("warning", warning)
 	}
 }
 
 // node opens the node, once.
-func (a *App) node() (System, error) {
+func (a *Env) node() (System, error) {
 	if a.system != nil {
 		return a.system, nil
 	}
@@ -233,7 +242,7 @@ func clientOnly(what string) error {
 }
 
 // openEngine opens the engine of the chosen provider.
-func (a *App) openEngine(ctx context.Context, attached bool) (*engine.Engine, error) {
+func (a *Env) openEngine(ctx context.Context, attached bool) (*engine.Engine, error) {
 	system, err := a.node()
 	if err != nil {
 		return nil, err

@@ -18,7 +18,7 @@ import (
 )
 
 // codeCommands are atoll code.
-type codeCommands struct{ *App }
+type codeCommands struct{ *Env }
 
 // maxCode is the maximum size of code from a file or standard input.
 const maxCode = 1 << 20
@@ -69,11 +69,11 @@ interrupts the code. After an exception the exit code is 1, after --timeout 124.
 		if req.Env, err = a.environment(envFiles, env); err != nil {
 			return err
 		}
-		box, err := portCommands(a).daemonSandbox(ctx, args[0])
+		box, err := a.daemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
-		out := codeOutput{App: a.App, dir: save, json: asJSON}
+		out := codeOutput{Env: a.Env, dir: save, json: asJSON}
 		err = box.StreamCode(ctx, req, out.show)
 		switch {
 		case err != nil:
@@ -113,7 +113,7 @@ func (a codeCommands) readCode(files []string) (string, error) {
 
 // codeOutput shows what code does.
 type codeOutput struct {
-	*App
+	*Env
 	dir   string // for pictures and documents; empty: they are only mentioned
 	json  bool
 	files int // written
@@ -212,7 +212,7 @@ func (a codeCommands) contextsCmd() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		box, err := portCommands(a).daemonSandbox(ctx, args[0])
+		box, err := a.daemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
@@ -244,7 +244,7 @@ func (a codeCommands) createContextCmd() *cobra.Command {
 	cmd.Flags().StringVarP(&n.Dir, "workdir", "w", "", "its working directory (default: that of the sandbox)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		box, err := portCommands(a).daemonSandbox(ctx, args[0])
+		box, err := a.daemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
@@ -267,7 +267,7 @@ func (a codeCommands) onContext(word, short string, do func(box *atoll.Sandbox, 
 		Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeSandboxes,
 	}
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		box, err := portCommands(a).daemonSandbox(ctx, args[0])
+		box, err := a.daemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}

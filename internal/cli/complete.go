@@ -20,7 +20,7 @@ const completionTime = 2 * time.Second
 
 // completeSandbox offers the names of sandboxes for the first word, and leaves
 // the rest to the shell.
-func (a *App) completeSandbox(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+func (a *Env) completeSandbox(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveDefault
 	}
@@ -28,7 +28,7 @@ func (a *App) completeSandbox(cmd *cobra.Command, args []string, prefix string) 
 }
 
 // completeSandboxes offers the names of sandboxes for every word.
-func (a *App) completeSandboxes(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (a *Env) completeSandboxes(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
 	defer cancel()
 	t, err := a.target(ctx)
@@ -46,7 +46,7 @@ func (a *App) completeSandboxes(cmd *cobra.Command, _ []string, _ string) ([]str
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-func (a *App) completeProviders(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+func (a *Env) completeProviders(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	var names []string
 	for _, p := range a.Providers {
 		names = append(names, p.Name+"\t"+p.Summary)
@@ -55,7 +55,7 @@ func (a *App) completeProviders(*cobra.Command, []string, string) ([]string, cob
 }
 
 // completeTenants offers the names of tenants to the owner of the machine.
-func (a *App) completeTenants(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+func (a *Env) completeTenants(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
 	defer cancel()
 	a.tenant = ""
@@ -80,7 +80,7 @@ func completeFlag(cmd *cobra.Command, flag string, values ...string) {
 }
 
 // completeOf offers names that the daemon knows, if one runs.
-func (a *App) completeOf(names func(context.Context, *atoll.Client) ([]string, error)) cobra.CompletionFunc {
+func (a *Env) completeOf(names func(context.Context, *atoll.Client) ([]string, error)) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
 		defer cancel()
@@ -133,7 +133,7 @@ func templateBareNames(ctx context.Context, c *atoll.Client) (names []string, er
 
 // completePlace offers sandboxes as SANDBOX: in addition to the shell's files,
 // and then the files in the sandbox.
-func (a *App) completePlace(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
+func (a *Env) completePlace(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 	if len(args) > 1 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
@@ -162,7 +162,7 @@ func (a *App) completePlace(cmd *cobra.Command, args []string, prefix string) ([
 var completable = regexp.MustCompile(`^[A-Za-z0-9._/+@%=,-]+$`)
 
 // completeInside offers the files of a sandbox that runs.
-func (a *App) completeInside(cmd *cobra.Command, name, prefix string) (places []string, directive cobra.ShellCompDirective) {
+func (a *Env) completeInside(cmd *cobra.Command, name, prefix string) (places []string, directive cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
 	defer cancel()
 	box, err := a.find(ctx, name)
@@ -190,7 +190,7 @@ func (a *App) completeInside(cmd *cobra.Command, name, prefix string) (places []
 
 // completeBoxFlags offers images, templates, snapshots and workspaces for the flags
 // of a new sandbox.
-func (a *App) completeBoxFlags(cmd *cobra.Command) {
+func (a *Env) completeBoxFlags(cmd *cobra.Command) {
 	images := func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		names, _ := imageCommands{a}.completeImages(cmd, args, prefix)
 		templates, _ := a.completeOf(templateNames)(cmd, args, prefix)

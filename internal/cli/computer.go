@@ -15,7 +15,7 @@ import (
 )
 
 // computerCommands are atoll computer.
-type computerCommands struct{ *App }
+type computerCommands struct{ *Env }
 
 func (a computerCommands) computerCmd() *cobra.Command {
 	return parent(&cobra.Command{
@@ -30,7 +30,7 @@ started when it is used first. Places are pixels from the upper left.`,
 
 // act carries out an action.
 func (a computerCommands) act(ctx context.Context, name string, do viewing.ComputerAction) (out viewing.ComputerResult, err error) {
-	box, err := portCommands(a).daemonSandbox(ctx, name)
+	box, err := a.daemonSandbox(ctx, name)
 	if err != nil {
 		return out, err
 	}
@@ -84,7 +84,7 @@ size than --size is started again, which ends the programs on it.`,
 			}
 			want.Width, want.Height = n[0], n[1]
 		}
-		box, err := portCommands(a).daemonSandbox(ctx, args[0])
+		box, err := a.daemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}

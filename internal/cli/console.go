@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
-func (a *App) consoleCmd() *cobra.Command {
+func (a *Env) consoleCmd() *cobra.Command {
 	var s operator.ConsoleSettings
 	var stay, asJSON bool
 	cmd := &cobra.Command{
@@ -50,7 +50,7 @@ daemon's address and sign in with an API key; see: atoll key create.`,
 
 // openLink prints a link that works once, and opens it in the browser unless
 // stay is set or there is none.
-func (a *App) openLink(ctx context.Context, link string, stay bool) error {
+func (a *Term) openLink(ctx context.Context, link string, stay bool) error {
 	if err := a.println(link); err != nil {
 		return err
 	}
@@ -61,7 +61,7 @@ func (a *App) openLink(ctx context.Context, link string, stay bool) error {
 }
 
 // hasScreen reports whether a browser can be shown here.
-func (a *App) hasScreen() bool {
+func (a *Term) hasScreen() bool {
 	for _, name := range []string{"DISPLAY", "WAYLAND_DISPLAY"} {
 		if v, _ := a.LookupEnv(name); v != "" {
 			return true

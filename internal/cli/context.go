@@ -37,10 +37,10 @@ type contexts struct {
 }
 
 // contextCommands are atoll context, and which daemon a context names.
-type contextCommands struct{ *App }
+type contextCommands struct{ *Env }
 
 // contextFile is where they are kept.
-func (a contextCommands) contextFile() (string, error) {
+func (a *Env) contextFile() (string, error) {
 	if dir, _ := a.LookupEnv("XDG_CONFIG_HOME"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "atoll", "contexts.json"), nil
 	}
@@ -49,7 +49,7 @@ func (a contextCommands) contextFile() (string, error) {
 }
 
 // contexts reads the file. Without one, or without a home, there are none.
-func (a contextCommands) contexts() (c contexts, err error) {
+func (a *Env) contexts() (c contexts, err error) {
 	c.Known = map[string]daemonContext{}
 	if c.path, err = a.contextFile(); err != nil {
 		return c, nil //nolint:nilerr // a user without a home has no contexts
@@ -105,7 +105,7 @@ func (c *contexts) get(name string) (daemonContext, error) {
 }
 
 // chosenContext is the name of the context that counts: $ATOLL_CONTEXT, else the one in use.
-func (a contextCommands) chosenContext(c *contexts) string {
+func (a *Env) chosenContext(c *contexts) string {
 	if name, _ := a.LookupEnv("ATOLL_CONTEXT"); name != "" {
 		return name
 	}
@@ -118,7 +118,7 @@ func (a contextCommands) chosenContext(c *contexts) string {
 // namedDaemon returns the address and key of the daemon that the user names:
 // by $ATOLL_HOST, else by a context. An empty host is the daemon of the state
 // directory. said is what named it.
-func (a contextCommands) namedDaemon() (d daemonContext, said string, err error) {
+func (a *Env) namedDaemon() (d daemonContext, said string, err error) {
 	if d.Host, _ = a.LookupEnv("ATOLL_HOST"); d.Host != "" {
 		d.Key, _ = a.LookupEnv("ATOLL_KEY")
 		return d, "ATOLL_HOST", nil

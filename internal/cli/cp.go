@@ -17,7 +17,7 @@ import (
 )
 
 // copyCommands are atoll cp.
-type copyCommands struct{ *App }
+type copyCommands struct{ *Env }
 
 func (a copyCommands) cpCmd() *cobra.Command {
 	var owner string

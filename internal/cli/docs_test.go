@@ -112,7 +112,7 @@ func parses(line string, whole bool) error {
 		from, to := w.Pos().Offset(), w.End().Offset()
 		args = append(args, strings.Trim(line[from:to], `"'`))
 	}
-	root := (&App{Providers: []ProviderInfo{{Name: "gvisor"}}}).root()
+	root := (&App{Env: &Env{Providers: []ProviderInfo{{Name: "gvisor"}}}}).root()
 	root.InitDefaultCompletionCmd()
 	cmd, rest, err := root.Find(args)
 	switch {

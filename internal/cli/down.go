@@ -14,7 +14,7 @@ import (
 )
 
 // noDaemon reports whether the user wants no daemon to be started for a command.
-func (a *App) noDaemon() bool {
+func (a *Env) noDaemon() bool {
 	text, _ := a.LookupEnv("ATOLL_NO_DAEMON")
 	wanted, err := strconv.ParseBool(text)
 	return a.direct || text != "" && (err != nil || wanted)
@@ -22,7 +22,7 @@ func (a *App) noDaemon() bool {
 
 // mustDaemon is daemon for commands that make no sense without one: if none runs,
 // it starts one in the background and says so.
-func (a *App) mustDaemon(ctx context.Context) (*atoll.Client, error) {
+func (a *Env) mustDaemon(ctx context.Context) (*atoll.Client, error) {
 	c, err := a.daemon(ctx)
 	if err != nil || c != nil {
 		return c, err
@@ -40,7 +40,7 @@ func (a *App) mustDaemon(ctx context.Context) (*atoll.Client, error) {
 }
 
 // startNoted starts a daemon for a command, unless one runs, and says so.
-func (a *App) startNoted(ctx context.Context) error {
+func (a *Env) startNoted(ctx context.Context) error {
 	pid, err := a.startDaemon(ctx, "", nil)
 	if pid != 0 {
 		a.say("note", fmt.Sprintf("started a daemon in the background, as process %d; end it with: atoll down", pid))

@@ -23,7 +23,7 @@ import (
 )
 
 // e2bCommands are atoll e2b.
-type e2bCommands struct{ *App }
+type e2bCommands struct{ *Env }
 
 func (a e2bCommands) e2bCmd() *cobra.Command {
 	return parent(&cobra.Command{
@@ -116,7 +116,7 @@ func (a e2bCommands) e2bEnv(ctx context.Context, verbs []string) ([][2]string, e
 	if err != nil {
 		return nil, err
 	}
-	d, _, err := contextCommands(a).namedDaemon()
+	d, _, err := a.namedDaemon()
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,7 @@ var withoutEngine = []string{"version", "completion", "help", "context", "down",
 // beginInEngine continues a command in the engine if there is no daemon, before
 // the command has read anything, such as its standard input. With a daemon, the
 // few commands that need the engine continue there later.
-func (a *App) beginInEngine(cmd *cobra.Command, args []string) error {
+func (a *Env) beginInEngine(cmd *cobra.Command, args []string) error {
 	top := cmd
 	for top.HasParent() && top.Parent().HasParent() {
 		top = top.Parent()
@@ -20,7 +20,7 @@ func (a *App) beginInEngine(cmd *cobra.Command, args []string) error {
 	if a.Engine == nil || top.Hidden || slices.Contains(withoutEngine, top.Name()) || cmd.HasSubCommands() && len(args) == 0 {
 		return nil
 	}
-	d, _, err := contextCommands{a}.namedDaemon()
+	d, _, err := a.namedDaemon()
 	if err != nil || d.Host != "" || listens(cmd.Context(), a.socket()) {
 		return nil //nolint:nilerr // the command returns it
 	}
@@ -29,7 +29,7 @@ func (a *App) beginInEngine(cmd *cobra.Command, args []string) error {
 
 // inEngine continues a command in the engine. A program without one returns what
 // cannot be done.
-func (a *App) inEngine(what string) error {
+func (a *Env) inEngine(what string) error {
 	if a.Engine == nil {
 		return clientOnly(what)
 	}

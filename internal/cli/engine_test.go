@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/clitest"
 )
 
 // The light program continues in the engine before a command has read anything,
@@ -21,10 +22,10 @@ func TestBeginInEngine(t *testing.T) {
 		t.Helper()
 		in := strings.NewReader("input")
 		var said bytes.Buffer
-		a := &App{
-			Stdin: in, Stdout: io.Discard, Stderr: &said, LookupEnv: func(name string) (string, bool) { v, ok := env[name]; return v, ok },
+		a := &App{Env: &Env{
+			Term:   &Term{Stdin: in, Stdout: io.Discard, Stderr: &said, LookupEnv: clitest.Lookup(env)},
 			Engine: func(dir string) error { engine = dir; return inEngine },
-		}
+		}}
 		code := a.Main(t.Context(), append([]string{"--state-dir", state}, args...))
 		if engine != "" && (code == 0 || !strings.Contains(said.String(), inEngine.Error())) {
 			t.Errorf("%v: code %d, %q", args, code, said.String())

@@ -17,7 +17,7 @@ const maxLine = 1 << 20
 // environment gathers variables from files and flags, later ones winning. A
 // name without a value takes it from our own environment, and is omitted if it
 // is not set there, as with Docker. Errors never contain a value.
-func (a *App) environment(files, flags []string) (map[string]string, error) {
+func (a *Env) environment(files, flags []string) (map[string]string, error) {
 	env := map[string]string{}
 	for _, file := range files {
 		if err := readPairs(file, "env-file", func(line string) error { return a.setEnv(env, line) }); err != nil {
@@ -34,7 +34,7 @@ func (a *App) environment(files, flags []string) (map[string]string, error) {
 	return env, nil
 }
 
-func (a *App) setEnv(env map[string]string, pair string) error {
+func (a *Env) setEnv(env map[string]string, pair string) error {
 	name, value, given := strings.Cut(pair, "=")
 	if name == "" || strings.ContainsAny(name, " \t\x00") {
 		return fmt.Errorf("the name of a variable is empty or contains a space")

@@ -7,12 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/atoll-run/atoll/internal/cli/clitest"
 	"github.com/atoll-run/atoll/sandbox"
 )
-
-func lookup(env map[string]string) func(string) (string, bool) {
-	return func(name string) (string, bool) { v, ok := env[name]; return v, ok }
-}
 
 func write(t *testing.T, content string) string {
 	t.Helper()
@@ -24,7 +21,7 @@ func write(t *testing.T, content string) string {
 }
 
 func TestEnvironment(t *testing.T) {
-	a := &App{LookupEnv: lookup(map[string]string{"OWN": "mine", "EMPTY": ""})}
+	a := &Env{Term: &Term{LookupEnv: clitest.Lookup(map[string]string{"OWN": "mine", "EMPTY": ""})}}
 	tests := []struct {
 		name  string
 		file  string
@@ -56,7 +53,7 @@ func TestEnvironment(t *testing.T) {
 }
 
 func TestEnvironmentKeepsSecrets(t *testing.T) {
-	a := &App{LookupEnv: lookup(nil)}
+	a := &Env{Term: &Term{LookupEnv: clitest.Lookup(nil)}}
 	const canary = "s3cr3t-canary"
 	_, fileErr := a.environment([]string{write(t, "A=1\nBAD NAME="+canary+"\n")}, nil)
 	_, longErr := a.environment([]string{write(t, "A="+strings.Repeat(canary, 1<<17))}, nil)
@@ -78,7 +75,7 @@ func FuzzEachPair(f *testing.F) {
 	f.Add("A=1\n# x\nB\n")
 	f.Add("\ufeff =\x00\n\r\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		a := &App{LookupEnv: lookup(nil)}
+		a := &Env{Term: &Term{LookupEnv: clitest.Lookup(nil)}}
 		env := map[string]string{}
 		_, _ = eachPair(strings.NewReader(text), func(line string) error {
 			if strings.ContainsRune(line, '\n') || line == "" || line[0] == '#' {

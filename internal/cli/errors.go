@@ -67,7 +67,7 @@ func badFlag(flag, format string, args ...any) *sandbox.Error {
 }
 
 // finish says what went wrong, if anything, and returns the exit code.
-func (a *App) finish(cmd *cobra.Command, err error) int {
+func (a *Term) finish(cmd *cobra.Command, err error) int {
 	var code exitCode
 	switch {
 	case err == nil:
@@ -109,7 +109,7 @@ func isUsage(err error) bool {
 
 // report writes an error and its hint as text or, with --json, as an object on
 // one line. Only the text contains the usage of the command.
-func (a *App) report(cmd *cobra.Command, err error) {
+func (a *Term) report(cmd *cobra.Command, err error) {
 	if wantsJSON(cmd) && !isUsage(err) {
 		_ = writeJSON(a.Stderr, map[string]*sandbox.Error{"error": typed(err)}, "")
 		return
@@ -146,10 +146,10 @@ func typed(err error) *sandbox.Error {
 }
 
 // say writes one line of prose to standard error.
-func (a *App) say(kind, text string) { a.sayLines(kind, inline(text)) }
+func (a *Term) say(kind, text string) { a.sayLines(kind, inline(text)) }
 
 // sayLines writes prose, which may have several lines, to standard error.
-func (a *App) sayLines(kind, text string) {
+func (a *Term) sayLines(kind, text string) {
 	color := map[string]string{"error": red, "warning": yellow, "hint": cyan}[kind]
 	a.notef("atoll: %s %s\n", a.paint(a.Stderr, color, kind+":"), painted(visible(text)))
 }

@@ -7,17 +7,18 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/atoll-run/atoll/internal/cli/clitest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // failing is a command line with a node that cannot be opened.
 func failing(err error) (*App, *bytes.Buffer) {
 	var said bytes.Buffer
-	return &App{
-		Open:   func(string) (System, error) { return nil, err },
-		Stdout: &bytes.Buffer{}, Stderr: &said, LookupEnv: func(string) (string, bool) { return "", false },
+	return &App{Env: &Env{
+		Open:      func(string) (System, error) { return nil, err },
+		Term:      &Term{Stdout: &bytes.Buffer{}, Stderr: &said, LookupEnv: clitest.Lookup(nil)},
 		Providers: []ProviderInfo{{Name: "fake"}},
-	}, &said
+	}}, &said
 }
 
 // With --json, errors are JSON too, except usage errors.

@@ -19,7 +19,7 @@ import (
 )
 
 // eventCommands are atoll events and atoll audit.
-type eventCommands struct{ *App }
+type eventCommands struct{ *Env }
 
 func (a eventCommands) eventsCmd() *cobra.Command {
 	var opts sandbox.EventQuery

@@ -17,7 +17,7 @@ import (
 )
 
 // processCommands are atoll exec, shell, attach, ps, logs and kill.
-type processCommands struct{ *App }
+type processCommands struct{ *Env }
 
 func (a processCommands) execCmd() *cobra.Command {
 	var how commandFlags

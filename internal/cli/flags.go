@@ -301,7 +301,7 @@ func (f *boxFlags) validate(cmd *cobra.Command, detach bool) error {
 }
 
 // request converts the flags and arguments of a command to a request.
-func (a *App) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args []string) (engine.RunRequest, error) {
+func (a *Env) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args []string) (engine.RunRequest, error) {
 	var req engine.RunRequest
 	if err := box.validate(cmd, how.detach); err != nil {
 		return req, err

@@ -54,7 +54,7 @@ func badTemplate(err error) error {
 }
 
 // formatted writes rows by a template.
-func formatted[T any](a *App, text string, all []T) error {
+func formatted[T any](a *Term, text string, all []T) error {
 	var sample T
 	render, err := row(text, sample)
 	if err != nil {

@@ -21,13 +21,13 @@ func TestFormat(t *testing.T) {
 		"{{json .State}} {{range $k, $v := .Labels}}{{$k}}{{end}}": "\"running\" team\n\"failed\" team\n",
 	} {
 		var out bytes.Buffer
-		if err := formatted(&App{Stdout: &out}, text, all); err != nil || out.String() != want {
+		if err := formatted(&Term{Stdout: &out}, text, all); err != nil || out.String() != want {
 			t.Errorf("%s: %q %v", text, out.String(), err)
 		}
 	}
 	for _, bad := range []string{"{{.Name", "{{.Nonsense}}", "{{nothing .}}"} {
 		var out bytes.Buffer
-		err := formatted(&App{Stdout: &out}, bad, []sandbox.Sandbox{})
+		err := formatted(&Term{Stdout: &out}, bad, []sandbox.Sandbox{})
 		if sandbox.CodeOf(err) != sandbox.CodeInvalid || !strings.Contains(err.Error(), "--format") || out.Len() > 0 {
 			t.Errorf("%s: %v %q", bad, err, out.String())
 		}

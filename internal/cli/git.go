@@ -16,7 +16,7 @@ import (
 )
 
 // gitCommands are atoll git, atoll search and atoll patch.
-type gitCommands struct{ *App }
+type gitCommands struct{ *Env }
 
 // maxPatch is the maximum size of a patch from a file or standard input.
 const maxPatch = 8 << 20
@@ -41,7 +41,7 @@ func (a gitCommands) place(ctx context.Context, text string) (box *atoll.Sandbox
 	default:
 		p = inside(p)
 	}
-	box, err = portCommands(a).daemonSandbox(ctx, name)
+	box, err = a.daemonSandbox(ctx, name)
 	return box, p, err
 }
 

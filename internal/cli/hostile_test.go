@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -21,36 +20,15 @@ import (
 	"sync"
 	"testing"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/creack/pty"
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 	"mvdan.cc/sh/v3/shell"
 
+	"github.com/atoll-run/atoll/internal/cli/clitest"
 	"github.com/atoll-run/atoll/sandbox"
 )
-
-// evil does something to a terminal that shows it: it sets the title, colours and
-// turns around what follows, and has characters without a width. Its last character
-// is past the first 65536.
-const evil = "x\x1b]0;x\x07\r\u009b31m\u202e\u2066\u200b\u00ad\u2028\ufeff\x7f\x00\b\u3164\U000e0041"
-
-// harm returns the first character of a text that a terminal must not get.
-func harm(text string) string {
-	for i, r := range text {
-		_, size := utf8.DecodeRuneInString(text[i:])
-		switch {
-		case r == '\n' || r == '\t':
-		case r == utf8.RuneError && size == 1:
-			return fmt.Sprintf("byte %#x", text[i])
-		case unicode.In(r, unicode.Cc, unicode.Cf, unicode.Zl, unicode.Zp, unicode.Other_Default_Ignorable_Code_Point):
-			return fmt.Sprintf("%U", r)
-		}
-	}
-	return ""
-}
 
 // hostile is a daemon whose answers have the form that the API describes, with evil
 // for every string and for every key of a map.
@@ -120,11 +98,11 @@ func (h *hostile) value(s schema, depth int) any {
 			var inner schema
 			text, _ := json.Marshal(of)
 			_ = json.Unmarshal(text, &inner)
-			out[evil] = h.value(inner, depth+1)
+			out[clitest.Evil] = h.value(inner, depth+1)
 		}
 		return out
 	}
-	return evil
+	return clitest.Evil
 }
 
 // schemaOf returns the schema of what a request is answered with.
@@ -166,7 +144,7 @@ func (h *hostile) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = w.Write(append(bytes.ReplaceAll(text, []byte(`\u0007`), []byte("\\u0007\x9b")), '\n'))
 	}
 	event := h.value(schema{Ref: "Event"}, 0)
-	problem := map[string]any{"code": evil, "op": evil, "subject": evil, "detail": evil, "hint": evil, "request": evil, "rule": evil}
+	problem := map[string]any{"code": clitest.Evil, "op": clitest.Evil, "subject": clitest.Evil, "detail": clitest.Evil, "hint": clitest.Evil, "request": clitest.Evil, "rule": clitest.Evil}
 	s, found := h.schemaOf(r)
 	switch {
 	case h.mode == refuses:
@@ -182,11 +160,11 @@ func (h *hostile) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, "\nevent: error\ndata: ")
 		write(problem)
 	case strings.HasSuffix(r.URL.Path, "/audit/export"):
-		write(map[string]any{"hash": evil, "event": event})
+		write(map[string]any{"hash": clitest.Evil, "event": event})
 	case strings.HasSuffix(r.URL.Path, "/files/list"):
-		write(map[string]any{"path": evil, "type": evil, "target": evil})
+		write(map[string]any{"path": clitest.Evil, "type": clitest.Evil, "target": clitest.Evil})
 	case strings.HasSuffix(r.URL.Path, "/v1/templates") && r.Method == http.MethodPost:
-		for _, of := range []map[string]any{{"text": evil}, {"text": evil, "cached": true}, {"text": evil, "output": true}} {
+		for _, of := range []map[string]any{{"text": clitest.Evil}, {"text": clitest.Evil, "cached": true}, {"text": clitest.Evil, "output": true}} {
 			write(map[string]any{"event": of})
 		}
 		write(map[string]any{"template": h.value(schema{Ref: "Template"}, 0)})
@@ -224,7 +202,7 @@ func calls(t *testing.T) (all [][]string) {
 		}
 		all = append(all, words[1:])
 	}
-	root := (&App{}).root()
+	root := (&App{Env: &Env{}}).root()
 	var walk func(*cobra.Command)
 	walk = func(cmd *cobra.Command) {
 		for line := range strings.Lines(cmd.Example) {
@@ -288,10 +266,10 @@ func TestAttackTerminalByADaemon(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		var stdout, stderr bytes.Buffer
-		a := &App{
-			Providers: []ProviderInfo{{Name: "gvisor"}}, Stdin: strings.NewReader("value"), Stdout: &stdout, Stderr: &stderr,
-			LookupEnv: func(name string) (string, bool) { v, ok := env[name]; return v, ok },
-		}
+		a := &App{Env: &Env{
+			Providers: []ProviderInfo{{Name: "gvisor"}},
+			Term:      &Term{Stdin: strings.NewReader("value"), Stdout: &stdout, Stderr: &stderr, LookupEnv: clitest.Lookup(env)},
+		}}
 		defer func() {
 			if failed := recover(); failed != nil {
 				trace := make([]byte, 4096)
@@ -300,7 +278,7 @@ func TestAttackTerminalByADaemon(t *testing.T) {
 		}()
 		a.Main(ctx, call)
 		for stream, text := range map[string]string{"output": stdout.String(), "error": stderr.String()} {
-			if found := harm(text); found != "" {
+			if found := clitest.Harm(text); found != "" {
 				t.Errorf("atoll %q: standard %s contains %s: %q", call, stream, found, text)
 			}
 		}
@@ -335,7 +313,7 @@ func TestAttackTerminalByADaemon(t *testing.T) {
 		for _, call := range all {
 			g.Go(func() error {
 				try(call)
-				cmd, _, err := (&App{}).root().Find(call)
+				cmd, _, err := (&App{Env: &Env{}}).root().Find(call)
 				if err == nil && cmd.Flags().Lookup("json") != nil && !slices.Contains(call, "--json") {
 					try(slices.Insert(slices.Clone(call), len(strings.Fields(cmd.CommandPath()))-1, "--json"))
 				}
@@ -353,15 +331,15 @@ func TestAttackTerminalByADaemon(t *testing.T) {
 func TestEscapedJSON(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	want := map[string]string{evil: "é ✓ 日本 " + evil + "\n\t<&>"}
+	want := map[string]string{clitest.Evil: "é ✓ 日本 " + clitest.Evil + "\n\t<&>"}
 	if err := writeJSON(&out, want, "  "); err != nil {
 		t.Fatal(err)
 	}
 	var got map[string]string
-	if err := json.Unmarshal(out.Bytes(), &got); err != nil || got[evil] != want[evil] {
+	if err := json.Unmarshal(out.Bytes(), &got); err != nil || got[clitest.Evil] != want[clitest.Evil] {
 		t.Errorf("got %q, %v", got, err)
 	}
-	if found := harm(out.String()); found != "" || !strings.Contains(out.String(), "é ✓ 日本") {
+	if found := clitest.Harm(out.String()); found != "" || !strings.Contains(out.String(), "é ✓ 日本") {
 		t.Errorf("contains %s: %s", found, out.String())
 	}
 }
@@ -369,12 +347,12 @@ func TestEscapedJSON(t *testing.T) {
 // A profile that is shown can be read again.
 func TestEscapedYAML(t *testing.T) {
 	t.Parallel()
-	want := sandbox.Profile{Name: "docs", Rules: []sandbox.Rule{{Name: evil + "\n\t: é ✓ 日本", Action: sandbox.Allow, Hosts: []string{"example.com", "*"}}}}
+	want := sandbox.Profile{Name: "docs", Rules: []sandbox.Rule{{Name: clitest.Evil + "\n\t: é ✓ 日本", Action: sandbox.Allow, Hosts: []string{"example.com", "*"}}}}
 	text, err := yamlOf(want)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if found := harm(string(text)); found != "" || !strings.Contains(string(text), "é ✓ 日本") || !strings.Contains(string(text), "name: docs\n") {
+	if found := clitest.Harm(string(text)); found != "" || !strings.Contains(string(text), "é ✓ 日本") || !strings.Contains(string(text), "name: docs\n") {
 		t.Errorf("contains %s:\n%s", found, text)
 	}
 	var got sandbox.Profile
@@ -393,9 +371,9 @@ func TestAuditOnTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer terminal.Close()
-	a := &App{Stdin: strings.NewReader(""), Stdout: tty, Stderr: io.Discard, LookupEnv: func(name string) (string, bool) {
+	a := &App{Env: &Env{Term: &Term{Stdin: strings.NewReader(""), Stdout: tty, Stderr: io.Discard, LookupEnv: func(name string) (string, bool) {
 		return server.URL, name == "ATOLL_HOST"
-	}}
+	}}}}
 	read := make(chan string)
 	go func() {
 		text, _ := io.ReadAll(terminal) // an error is the end of what was written
@@ -406,7 +384,7 @@ func TestAuditOnTerminal(t *testing.T) {
 	}
 	_ = tty.Close()
 	text := strings.ReplaceAll(<-read, "\r\n", "\n") // of the terminal
-	if found := harm(text); found != "" || !strings.Contains(text, `\u202e`) {
+	if found := clitest.Harm(text); found != "" || !strings.Contains(text, `\u202e`) {
 		t.Errorf("contains %s: %q", found, text)
 	}
 }
@@ -430,9 +408,9 @@ func TestVisibleWriter(t *testing.T) {
 func TestOutcomeIsVisible(t *testing.T) {
 	t.Parallel()
 	var said bytes.Buffer
-	a := &App{Stderr: &said, LookupEnv: func(string) (string, bool) { return "", false }}
-	_ = a.outcome(sandbox.Exit{Reason: sandbox.ReasonCrashed, Detail: evil}, &commandFlags{})
-	if found := harm(said.String()); found != "" || !strings.Contains(said.String(), `\u202e`) {
+	a := &Env{Term: &Term{Stderr: &said, LookupEnv: clitest.Lookup(nil)}}
+	_ = a.outcome(sandbox.Exit{Reason: sandbox.ReasonCrashed, Detail: clitest.Evil}, &commandFlags{})
+	if found := clitest.Harm(said.String()); found != "" || !strings.Contains(said.String(), `\u202e`) {
 		t.Errorf("contains %s: %q", found, said.String())
 	}
 }

@@ -26,7 +26,7 @@ type localImages interface {
 }
 
 // imageCommands are atoll image.
-type imageCommands struct{ *App }
+type imageCommands struct{ *Env }
 
 func (a imageCommands) imageCmd() *cobra.Command {
 	return parent(&cobra.Command{
@@ -291,7 +291,7 @@ func (a imageCommands) hadDaemon() bool {
 // imageStore opens the images of this machine, which a daemon elsewhere does not
 // use.
 func (a imageCommands) imageStore() (*image.Store, error) {
-	d, said, err := contextCommands(a).namedDaemon()
+	d, said, err := a.namedDaemon()
 	if err != nil {
 		return nil, err
 	}

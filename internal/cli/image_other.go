@@ -8,7 +8,7 @@ import "github.com/spf13/cobra"
 type localImages interface{}
 
 // imageCommands are atoll image.
-type imageCommands struct{ *App }
+type imageCommands struct{ *Env }
 
 func (a imageCommands) imageCmd() *cobra.Command {
 	return &cobra.Command{

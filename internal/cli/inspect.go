@@ -28,7 +28,7 @@ of environment variables.`,
 		if c == nil {
 			return a.inspectHere(ctx, args, format)
 		}
-		return inspect(a.App, format, args, func(name string) (sandbox.Sandbox, error) {
+		return inspect(a.Env, format, args, func(name string) (sandbox.Sandbox, error) {
 			s, err := c.Get(ctx, name)
 			if err != nil {
 				return sandbox.Sandbox{}, err
@@ -56,7 +56,7 @@ func (a listCommands) inspectHere(ctx context.Context, args []string, format str
 	for _, s := range all { // a name goes before an id
 		known[s.Name] = s
 	}
-	return inspect(a.App, format, args, func(name string) (sandbox.Sandbox, error) {
+	return inspect(a.Env, format, args, func(name string) (sandbox.Sandbox, error) {
 		s, ok := known[name]
 		if !ok {
 			return s, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: name, Message: "no such sandbox", Hint: "see what exists with: atoll ls"}
@@ -66,7 +66,7 @@ func (a listCommands) inspectHere(ctx context.Context, args []string, format str
 }
 
 // inspect shows what get finds, and says of each rest why it could not.
-func inspect[T any](a *App, format string, names []string, get func(name string) (T, error)) error {
+func inspect[T any](a *Env, format string, names []string, get func(name string) (T, error)) error {
 	found, failed := []T{}, false
 	for _, name := range names {
 		s, err := get(name)
@@ -81,7 +81,7 @@ func inspect[T any](a *App, format string, names []string, get func(name string)
 	if format == "" {
 		err = a.printJSON(found)
 	} else if len(found) > 0 {
-		err = formatted(a, format, found)
+		err = formatted(a.Term, format, found)
 	}
 	if err == nil && failed {
 		return exitCode(exitFailure)

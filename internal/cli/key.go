@@ -12,7 +12,7 @@ import (
 )
 
 // keyCommands are atoll key.
-type keyCommands struct{ *App }
+type keyCommands struct{ *Env }
 
 func (a keyCommands) keyCmd() *cobra.Command {
 	return parent(&cobra.Command{
@@ -70,7 +70,7 @@ func (a keyCommands) keyListCmd() *cobra.Command {
 		Use: "ls", Short: "List API keys", Args: cobra.NoArgs,
 		Example: `  atoll key ls`,
 	}
-	return daemonList(a.App, cmd, "ID NAME ALLOWS STATE CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]operator.Key, error) {
+	return daemonList(a.Env, cmd, "ID NAME ALLOWS STATE CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]operator.Key, error) {
 		return c.Admin().Keys(ctx)
 	}, func(k operator.Key) []string {
 		return []string{k.ID, k.Name, keyAllows(k), keyState(k), ago(k.Created)}

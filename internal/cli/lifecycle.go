@@ -15,7 +15,7 @@ import (
 )
 
 // lifecycleCommands are atoll stop, start, pause, resume, update and fork.
-type lifecycleCommands struct{ *App }
+type lifecycleCommands struct{ *Env }
 
 func (a lifecycleCommands) stopCmd() *cobra.Command {
 	grace := durationFlag(10 * time.Second)
@@ -98,7 +98,7 @@ func (a lifecycleCommands) changeCmd(cmd *cobra.Command, change func(context.Con
 }
 
 // noteReason explains a sandbox's state, if necessary.
-func (a *App) noteReason(info sandbox.Sandbox) {
+func (a *Env) noteReason(info sandbox.Sandbox) {
 	if info.Reason != "" {
 		a.say("note", info.Name+": "+info.Reason)
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 // listCommands are atoll ls, inspect, top and rm.
-type listCommands struct{ *App }
+type listCommands struct{ *Env }
 
 func (a listCommands) lsCmd() *cobra.Command {
 	var asJSON, quiet, watch, allTenants bool
@@ -75,7 +75,7 @@ running ones.`,
 			return err
 		}
 		if format != "" {
-			return formatted(a.App, format, all)
+			return formatted(a.Term, format, all)
 		}
 		return a.showSandboxes(all, asJSON, quiet)
 	})

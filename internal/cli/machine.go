@@ -92,7 +92,11 @@ func (s MachineStatus) MarshalJSON() ([]byte, error) {
 }
 
 // machineCommands are atoll machine.
-type machineCommands struct{ *App }
+type machineCommands struct {
+	*Env
+	machine MachineProgram // nil in a client
+	self    string         // path of the program that the user called; empty: this one
+}
 
 func (a machineCommands) machineCmd() *cobra.Command {
 	return parent(&cobra.Command{
@@ -106,10 +110,10 @@ func (a machineCommands) machineCmd() *cobra.Command {
 func (a machineCommands) dir() string { return filepath.Join(filepath.Dir(a.socket()), "machine") }
 
 func (a machineCommands) program() (MachineProgram, error) {
-	if a.Machine == nil {
+	if a.machine == nil {
 		return nil, a.inEngine("this machine cannot be used by a daemon")
 	}
-	return a.Machine, nil
+	return a.machine, nil
 }
 
 // consentText is the text of the consent that an owner gives, for the daemon at url and
@@ -405,7 +409,7 @@ machine join for the enrolment of this machine. It starts nothing.`,
 		if _, err := p.Status(a.dir()); err != nil {
 			return err
 		}
-		program := a.Program
+		program := a.self
 		if program == "" {
 			if program, err = os.Executable(); err != nil {
 				return err

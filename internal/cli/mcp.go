@@ -15,7 +15,7 @@ import (
 )
 
 // mcpCommands are atoll mcp.
-type mcpCommands struct{ *App }
+type mcpCommands struct{ *Env }
 
 func (a mcpCommands) mcpCmd() *cobra.Command {
 	var listen, cert, key string

@@ -14,7 +14,7 @@ import (
 )
 
 // nodeCommands are atoll node.
-type nodeCommands struct{ *App }
+type nodeCommands struct{ *Env }
 
 func (a nodeCommands) nodeCmd() *cobra.Command {
 	return parent(&cobra.Command{
@@ -40,7 +40,7 @@ func (a nodeCommands) listCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "ls", Short: "List the nodes", Args: cobra.NoArgs, Example: `  atoll node ls`,
 	}
-	return daemonList(a.App, cmd, "NAME URL STATE SANDBOXES FREE IMAGES PROVIDER", func(ctx context.Context, c *atoll.Client, _ []string) ([]operator.Node, error) {
+	return daemonList(a.Env, cmd, "NAME URL STATE SANDBOXES FREE IMAGES PROVIDER", func(ctx context.Context, c *atoll.Client, _ []string) ([]operator.Node, error) {
 		return c.Admin().Nodes(ctx)
 	}, func(n operator.Node) []string {
 		free, images := "", ""

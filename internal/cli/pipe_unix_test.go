@@ -24,7 +24,7 @@ func TestNobodyReads(t *testing.T) {
 	defer stdout.Close()
 	for _, args := range [][]string{{"version"}, {"version", "--json"}} {
 		a, said := failing(nil)
-		a.Stdout = stdout
+		a.Env.Stdout = stdout
 		if code := a.Main(t.Context(), args); code != 141 || said.Len() > 0 {
 			t.Errorf("%v: code %d, said %q", args, code, said)
 		}

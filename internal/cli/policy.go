@@ -20,7 +20,7 @@ import (
 )
 
 // policyCommands are atoll policy.
-type policyCommands struct{ *App }
+type policyCommands struct{ *Env }
 
 func (a policyCommands) policyCmd() *cobra.Command {
 	return parent(&cobra.Command{

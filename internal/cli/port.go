@@ -16,7 +16,7 @@ import (
 )
 
 // portCommands are atoll port.
-type portCommands struct{ *App }
+type portCommands struct{ *Env }
 
 func (a portCommands) portCmd() *cobra.Command {
 	return parent(&cobra.Command{
@@ -64,7 +64,7 @@ is there, as it does for the ports of atoll run --publish. See also: atoll port 
 		if err != nil {
 			return err
 		}
-		f := &forwarder{app: a.App, box: b, asJSON: asJSON}
+		f := &forwarder{env: a.Env, box: b, asJSON: asJSON}
 		if ip := net.ParseIP(address); ip == nil || !ip.IsLoopback() {
 			a.say("warning", "everyone who can reach "+address+" can reach the sandbox")
 		}
@@ -251,7 +251,7 @@ clients that send a token (see atoll port token). You must use the daemon over T
 }
 
 // daemonSandbox returns a sandbox of the daemon, or that of a session.
-func (a *App) daemonSandbox(ctx context.Context, name string) (*atoll.Sandbox, error) {
+func (a *Env) daemonSandbox(ctx context.Context, name string) (*atoll.Sandbox, error) {
 	c, err := a.mustDaemon(ctx)
 	if err != nil {
 		return nil, err

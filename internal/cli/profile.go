@@ -21,7 +21,7 @@ import (
 )
 
 // profileCommands are atoll profile and atoll egress.
-type profileCommands struct{ *App }
+type profileCommands struct{ *Env }
 
 func (a profileCommands) profileCmd() *cobra.Command {
 	return parent(&cobra.Command{
@@ -158,7 +158,7 @@ func (a profileCommands) profileWriteCmd(name, short, more string, write func(co
 
 func (a profileCommands) profileListCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "ls", Short: "List profiles", Args: cobra.NoArgs, Example: `  atoll profile ls`}
-	return daemonList(a.App, cmd, "NAME VERSION DEFAULT RULES SANDBOXES UPDATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.StoredProfile, error) {
+	return daemonList(a.Env, cmd, "NAME VERSION DEFAULT RULES SANDBOXES UPDATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.StoredProfile, error) {
 		return c.Profiles(ctx)
 	}, func(p durable.StoredProfile) []string {
 		return []string{p.Name, strconv.FormatInt(p.Version, 10), defaultOf(p.Profile), strconv.Itoa(len(p.Profile.Rules)), strconv.Itoa(p.Uses), ago(p.Updated)}

@@ -17,7 +17,7 @@ import (
 )
 
 // providerCommands are atoll provider and atoll doctor.
-type providerCommands struct{ *App }
+type providerCommands struct{ *Env }
 
 func (a providerCommands) providerCmd() *cobra.Command {
 	return parent(&cobra.Command{
@@ -118,7 +118,7 @@ at most, gives each a lifetime of an hour at most, and removes in the end what i
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		d, said, err := contextCommands(a).namedDaemon()
+		d, said, err := a.namedDaemon()
 		if err != nil {
 			return err
 		}
@@ -214,7 +214,7 @@ of the daemon failed.`,
 	cmd.Flags().BoolVar(&showAll, "all", false, "also providers that are not configured")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		if there, _, err := contextCommands(a).namedDaemon(); err != nil {
+		if there, _, err := a.namedDaemon(); err != nil {
 			return err
 		} else if there.Host != "" { // this machine is only its client
 			d, err := a.diagnoseDaemon(ctx)

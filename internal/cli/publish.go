@@ -47,7 +47,7 @@ func parsePublish(text string) (p sandbox.PublishedPort, err error) {
 }
 
 // noteOpen warns of published ports that others than users of the machine reach.
-func (a *App) noteOpen(all []sandbox.PublishedPort) {
+func (a *Env) noteOpen(all []sandbox.PublishedPort) {
 	for _, p := range all {
 		if ip := net.ParseIP(p.Address); p.Address != "" && !ip.IsLoopback() {
 			a.say("warning", "everyone who can reach "+p.Listen()+" can reach the sandbox")
@@ -56,7 +56,7 @@ func (a *App) noteOpen(all []sandbox.PublishedPort) {
 }
 
 // noteChosen says which ports the daemon chose.
-func (a *App) noteChosen(asked []sandbox.PublishedPort, made box) {
+func (a *Env) noteChosen(asked []sandbox.PublishedPort, made box) {
 	r, ok := made.(remoteBox)
 	if !ok || !slices.ContainsFunc(asked, func(p sandbox.PublishedPort) bool { return p.HostPort == 0 }) {
 		return
@@ -95,7 +95,7 @@ atoll run -p, atoll create -p and atoll port forward --detach.`,
   atoll port ls demo --json`,
 		Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeSandbox,
 	}
-	return daemonList(a.App, cmd, "SANDBOX PORT PUBLISHED STATE", func(ctx context.Context, c *atoll.Client, args []string) ([]sandbox.Publication, error) {
+	return daemonList(a.Env, cmd, "SANDBOX PORT PUBLISHED STATE", func(ctx context.Context, c *atoll.Client, args []string) ([]sandbox.Publication, error) {
 		all, err := c.PublishedPorts(ctx)
 		if err != nil || len(args) == 0 {
 			return all, err

@@ -15,7 +15,7 @@ import (
 )
 
 // recordCommands are atoll record.
-type recordCommands struct{ *App }
+type recordCommands struct{ *Env }
 
 func (a recordCommands) recordCmd() *cobra.Command {
 	return parent(&cobra.Command{
@@ -121,7 +121,7 @@ func (a recordCommands) listCmd() *cobra.Command {
 		Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeSandboxes,
 	}
 	cmd.Flags().StringVar(&q.Session, "session", "", "only recordings that were started for a session")
-	return daemonList(a.App, cmd, "ID SANDBOX KIND STATE STARTED DURATION SIZE TITLE", func(ctx context.Context, c *atoll.Client, args []string) (all []viewing.Recording, err error) {
+	return daemonList(a.Env, cmd, "ID SANDBOX KIND STATE STARTED DURATION SIZE TITLE", func(ctx context.Context, c *atoll.Client, args []string) (all []viewing.Recording, err error) {
 		if len(args) > 0 {
 			q.Sandbox = args[0]
 		}

@@ -20,7 +20,7 @@ var update = flag.Bool("update", false, "write docs/reference/cli.md anew")
 // a change: go test ./internal/cli -run TestReference -update
 func TestReference(t *testing.T) {
 	const file = "../../docs/reference/cli.md"
-	app := &App{Providers: []ProviderInfo{{Name: "gvisor"}}}
+	app := &App{Env: &Env{Providers: []ProviderInfo{{Name: "gvisor"}}}}
 	root := app.root()
 	root.InitDefaultCompletionCmd()
 	var b strings.Builder

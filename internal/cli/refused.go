@@ -34,7 +34,7 @@ func operatorFlag(subject string) string {
 
 // explainRefusal says, once a command has failed, what the gateway refused its
 // sandbox meanwhile, and how to allow it. It reports whether there was anything.
-func (a *App) explainRefusal(ctx context.Context, b box, since time.Time, exit sandbox.Exit) bool {
+func (a *Env) explainRefusal(ctx context.Context, b box, since time.Time, exit sandbox.Exit) bool {
 	r, ok := b.(remoteBox)
 	if !ok || exit.Code == 0 || a.client == nil || a.sessions {
 		return false
@@ -67,7 +67,7 @@ func hasNetwork(ctx context.Context, b box) (has, known bool) {
 
 // hintNetwork says how to allow hosts, after a command failed that said that it
 // could not reach one.
-func (a *App) hintNetwork(has, known bool) {
+func (a *Env) hintNetwork(has, known bool) {
 	switch {
 	case known && has:
 		a.say("hint", offline.Hint(true, "--egress HOST of atoll update"))
@@ -81,7 +81,7 @@ func (a *App) hintNetwork(has, known bool) {
 const refusalTime = 15 * time.Second
 
 // refusals returns the refused destinations of a sandbox since a time, each once.
-func (a *App) refusals(ctx context.Context, id sandbox.ID, since time.Time) (subjects []string) {
+func (a *Env) refusals(ctx context.Context, id sandbox.ID, since time.Time) (subjects []string) {
 	ctx, cancel := context.WithTimeout(ctx, refusalTime)
 	defer cancel()
 	known := map[string]bool{}
@@ -100,7 +100,7 @@ func (a *App) refusals(ctx context.Context, id sandbox.ID, since time.Time) (sub
 
 // warnEgress says which variables of ours have no effect, because the daemon that
 // makes the sandbox was started with other values.
-func (a *App) warnEgress(ctx context.Context) {
+func (a *Env) warnEgress(ctx context.Context) {
 	if a.client == nil {
 		return
 	}

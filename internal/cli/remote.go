@@ -18,19 +18,19 @@ import (
 
 // remote is a daemon.
 type remote struct {
-	app    *App
+	env    *Env
 	client *atoll.Client
 }
 
-func (a *App) remote(c *atoll.Client) remote { return remote{a, c} }
+func (a *Env) remote(c *atoll.Client) remote { return remote{a, c} }
 
 // warning asks the daemon about a provider that this program does not know. Asking
 // makes the daemon probe all of its providers. Without a name, create warns of the
 // provider that the daemon chose.
 func (r remote) warning(ctx context.Context, provider string) string {
-	known := slices.ContainsFunc(r.app.Providers, func(p ProviderInfo) bool { return p.Name == provider })
+	known := slices.ContainsFunc(r.env.Providers, func(p ProviderInfo) bool { return p.Name == provider })
 	if known || provider == "" {
-		return r.app.warningOf(provider)
+		return r.env.warningOf(provider)
 	}
 	all, err := r.client.Providers(ctx)
 	if err != nil {
@@ -79,9 +79,9 @@ func (r remote) create(ctx context.Context, req *engine.RunRequest) (*atoll.Sand
 	if err != nil {
 		return nil, nil, err
 	}
-	r.app.noteReason(s.Info())
-	if spec.Provider == "" && !r.app.quiet {
-		r.app.warn(r.warning(ctx, s.Info().Provider))
+	r.env.noteReason(s.Info())
+	if spec.Provider == "" && !r.env.quiet {
+		r.env.warn(r.warning(ctx, s.Info().Provider))
 	}
 	cmd := req.Command
 	if cmd.Shell == "" {

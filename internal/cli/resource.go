@@ -10,7 +10,7 @@ import (
 )
 
 // withDaemon adapts a function that uses a daemon.
-func (a *App) withDaemon(run func(context.Context, *atoll.Client, []string) error) func(*cobra.Command, []string) error {
+func (a *Env) withDaemon(run func(context.Context, *atoll.Client, []string) error) func(*cobra.Command, []string) error {
 	return interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
@@ -22,7 +22,7 @@ func (a *App) withDaemon(run func(context.Context, *atoll.Client, []string) erro
 
 // daemonVerb adapts a function that uses a daemon, and shows its result as JSON
 // or text.
-func daemonVerb[T any](a *App, cmd *cobra.Command, do func(context.Context, *atoll.Client, []string) (T, error), text func(T) error) *cobra.Command {
+func daemonVerb[T any](a *Env, cmd *cobra.Command, do func(context.Context, *atoll.Client, []string) (T, error), text func(T) error) *cobra.Command {
 	var asJSON bool
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
@@ -40,7 +40,7 @@ func daemonVerb[T any](a *App, cmd *cobra.Command, do func(context.Context, *ato
 
 // daemonList adapts a function that lists objects of a daemon, and shows them as JSON
 // or as a table: header has the titles, and row the cells of one.
-func daemonList[T any](a *App, cmd *cobra.Command, header string, list func(context.Context, *atoll.Client, []string) ([]T, error), row func(T) []string) *cobra.Command {
+func daemonList[T any](a *Env, cmd *cobra.Command, header string, list func(context.Context, *atoll.Client, []string) ([]T, error), row func(T) []string) *cobra.Command {
 	return daemonVerb(a, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]T, error) {
 		all, err := list(ctx, c, args)
 		return append([]T{}, all...), err
@@ -55,7 +55,7 @@ func daemonList[T any](a *App, cmd *cobra.Command, header string, list func(cont
 
 // daemonRemove adapts a function that removes something of a daemon by its name.
 // more says what else --force does.
-func (a *App) daemonRemove(cmd *cobra.Command, more string, remove func(ctx context.Context, c *atoll.Client, name string, force bool) error) *cobra.Command {
+func (a *Env) daemonRemove(cmd *cobra.Command, more string, remove func(ctx context.Context, c *atoll.Client, name string, force bool) error) *cobra.Command {
 	var force bool
 	forceFlag(cmd.Flags(), &force, more)
 	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
@@ -73,7 +73,7 @@ func forceFlag(flags *pflag.FlagSet, force *bool, more string) {
 // removeEach removes things by name, prints the names of those that are gone
 // now, and says of each other one why it is not. With force, one that does not
 // exist is passed over.
-func (a *App) removeEach(ctx context.Context, names []string, force bool, remove func(context.Context, string) error) error {
+func (a *Env) removeEach(ctx context.Context, names []string, force bool, remove func(context.Context, string) error) error {
 	failed := false
 	for _, name := range names {
 		switch err := remove(ctx, name); {

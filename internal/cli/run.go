@@ -18,7 +18,7 @@ import (
 )
 
 // runCommands are atoll run and atoll create.
-type runCommands struct{ *App }
+type runCommands struct{ *Env }
 
 func (a runCommands) runCmd() *cobra.Command {
 	var boxed boxFlags
@@ -143,7 +143,7 @@ func looksLikeImage(word string) bool {
 }
 
 // noteLimits says which limits do not hold.
-func (a *App) noteLimits(loose map[string]sandbox.Enforcement) {
+func (a *Env) noteLimits(loose map[string]sandbox.Enforcement) {
 	for _, name := range slices.Sorted(maps.Keys(loose)) {
 		a.say("note", "the limit of "+name+" is not enforced: "+loose[name].Why)
 	}
@@ -186,7 +186,7 @@ func (a runCommands) startDetached(ctx context.Context, t target, req engine.Run
 }
 
 // sweep removes leftovers of a killed atoll. A failure is not fatal.
-func (a *App) sweep(ctx context.Context, c *engine.Engine) {
+func (a *Env) sweep(ctx context.Context, c *engine.Engine) {
 	if _, err := c.Sweep(ctx); err != nil && ctx.Err() == nil {
 		text, _ := explain(err)
 		a.say("warning", "could not remove what an earlier run left behind: "+text)
@@ -195,7 +195,7 @@ func (a *App) sweep(ctx context.Context, c *engine.Engine) {
 
 // command returns what to run with what flags say about it. Variables, user
 // and directory of a run belong to its sandbox.
-func (a *App) command(how *commandFlags, args []string) sandbox.Command {
+func (a *Env) command(how *commandFlags, args []string) sandbox.Command {
 	cmd := sandbox.Command{Args: args, Stdin: how.interactive, Timeout: time.Duration(how.timeout), Background: how.detach}
 	if how.tty {
 		size := windowSize(a.terminal())
@@ -210,7 +210,7 @@ func (a *App) command(how *commandFlags, args []string) sandbox.Command {
 }
 
 // terminal returns the terminal we were called from, nil without one.
-func (a *App) terminal() *os.File {
+func (a *Term) terminal() *os.File {
 	for _, stream := range []any{a.Stdin, a.Stdout, a.Stderr} {
 		if isTerminal(stream) {
 			return stream.(*os.File)
@@ -221,7 +221,7 @@ func (a *App) terminal() *os.File {
 
 // foreground runs a command connected to our streams and turns how it ended
 // into our own exit code.
-func (a *App) foreground(ctx context.Context, how *commandFlags, run func(context.Context, *session, *result) (sandbox.Exit, error)) error {
+func (a *Env) foreground(ctx context.Context, how *commandFlags, run func(context.Context, *session, *result) (sandbox.Exit, error)) error {
 	if how.tty && how.interactive && !isTerminal(a.Stdin) {
 		return &usageError{message: "-t: the input is not a terminal", hint: "leave out -t, or -i"}
 	}
@@ -260,7 +260,7 @@ func (a *App) foreground(ctx context.Context, how *commandFlags, run func(contex
 }
 
 // finishJSON writes the one object of --json.
-func (a *App) finishJSON(res *result, exit sandbox.Exit, err error) error {
+func (a *Env) finishJSON(res *result, exit sandbox.Exit, err error) error {
 	res.Exit, res.Reason, res.Signal, res.Detail = codeFor(exit), exit.Reason, exit.Signal, exit.Detail
 	if err != nil {
 		res.Exit, res.Error = exitAtoll, typed(err)
@@ -291,7 +291,7 @@ func codeFor(exit sandbox.Exit) int {
 
 // outcome says why a command was ended, if it did not end by itself, and
 // returns its exit code.
-func (a *App) outcome(exit sandbox.Exit, how *commandFlags) error {
+func (a *Env) outcome(exit sandbox.Exit, how *commandFlags) error {
 	var text string
 	switch exit.Reason {
 	case sandbox.ReasonTimeout:
@@ -321,10 +321,10 @@ func (a *App) outcome(exit sandbox.Exit, how *commandFlags) error {
 
 // progress returns a function that shows the progress of a pull, and one that
 // clears it, which may be called again. It shows progress only on a terminal.
-func (a *App) progress(quiet bool) (show func(engine.Progress), done func()) {
+func (a *Env) progress(quiet bool) (show func(engine.Progress), done func()) {
 	if quiet || !isTerminal(a.Stderr) {
 		return nil, func() {}
 	}
-	b := &bar{w: a.Stderr}
-	return b.show, b.clear
+	b := newBar(a.Stderr)
+	return func(p engine.Progress) { b.show(p.Phase, p.Done, p.Total) }, b.clear
 }

@@ -26,7 +26,7 @@ const (
 // watch repeatedly shows the result of frame until ctx ends, which is not an
 // error. On a terminal each frame replaces the previous one, and the terminal
 // is restored at the end; elsewhere frames follow each other.
-func (a *App) watch(ctx context.Context, every time.Duration, frame func(context.Context) (string, error)) (err error) {
+func (a *Term) watch(ctx context.Context, every time.Duration, frame func(context.Context) (string, error)) (err error) {
 	screen, _ := a.Stdout.(*os.File)
 	if !isTerminal(a.Stdout) {
 		screen = nil

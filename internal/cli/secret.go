@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/sandbox"
@@ -17,7 +16,7 @@ import (
 )
 
 // secretCommands are atoll secret.
-type secretCommands struct{ *App }
+type secretCommands struct{ *Env }
 
 func (a secretCommands) secretCmd() *cobra.Command {
 	return parent(&cobra.Command{
@@ -48,7 +47,7 @@ func (a secretCommands) readSecret(file string) ([]byte, error) {
 		in = f
 	case isTerminal(a.Stdin):
 		a.notef("Value: ")
-		v, err := term.ReadPassword(int(a.Stdin.(*os.File).Fd()))
+		v, err := readHidden(a.Stdin.(*os.File))
 		a.notef("\n")
 		return v, err
 	}
@@ -139,7 +138,7 @@ func (a secretCommands) secretRotateCmd() *cobra.Command {
 
 func (a secretCommands) secretListCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "ls", Short: "List secrets, without their values", Args: cobra.NoArgs, Example: `  atoll secret ls`}
-	return daemonList(a.App, cmd, "NAME VERSION HOSTS SOURCE SANDBOXES UPDATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.StoredSecret, error) {
+	return daemonList(a.Env, cmd, "NAME VERSION HOSTS SOURCE SANDBOXES UPDATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.StoredSecret, error) {
 		return c.Secrets(ctx)
 	}, func(s durable.StoredSecret) []string {
 		source := s.Source

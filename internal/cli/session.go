@@ -197,6 +197,9 @@ func rawMode(f *os.File) (restore func(), err error) {
 	return func() { _ = term.Restore(int(f.Fd()), before) }, nil
 }
 
+// readHidden reads a line from a terminal that does not show it.
+func readHidden(f *os.File) ([]byte, error) { return term.ReadPassword(int(f.Fd())) }
+
 // followSize keeps the command's terminal as large as ours, until the returned
 // function is called.
 func followSize(ctx context.Context, f *os.File, p driver.Process) (stop func()) {

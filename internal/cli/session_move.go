@@ -19,7 +19,7 @@ tells what a move would take along. For a provider that cannot serve the session
 tells why.`,
 		Example: `  atoll session targets notes`,
 	}
-	return daemonList(a.App, cmd, "PROVIDER FITS CARRIES NOTES", func(ctx context.Context, c *atoll.Client, args []string) ([]durable.SessionTarget, error) {
+	return daemonList(a.Env, cmd, "PROVIDER FITS CARRIES NOTES", func(ctx context.Context, c *atoll.Client, args []string) ([]durable.SessionTarget, error) {
 		s, err := c.Sessions().Get(ctx, args[0])
 		if err != nil {
 			return nil, err
@@ -46,7 +46,7 @@ do not go along. Requests for the session wait meanwhile. If a step fails, the s
 stays where it is. The provider "default" is the one that the session began with.`,
 		Example: `  atoll session swap notes docker`,
 	}
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Swapped, err error) {
+	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Swapped, err error) {
 		s, err := c.Sessions().Get(ctx, args[0])
 		if err != nil {
 			return out, err

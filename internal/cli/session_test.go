@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/cli/clitest"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -278,7 +279,7 @@ func TestExitCodes(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(string(tt.exit.Reason), func(t *testing.T) {
 			var errs bytes.Buffer
-			a := &App{Stderr: &errs, LookupEnv: lookup(nil)}
+			a := &Env{Term: &Term{Stderr: &errs, LookupEnv: clitest.Lookup(nil)}}
 			var code exitCode
 			_ = errors.As(a.outcome(tt.exit, &commandFlags{timeout: durationFlag(2 * time.Second)}), &code)
 			if int(code) != tt.want || !strings.Contains(errs.String(), tt.say) || (tt.say == "") != (errs.Len() == 0) {

@@ -21,7 +21,7 @@ import (
 )
 
 // sessionCommands are atoll session and atoll usage.
-type sessionCommands struct{ *App }
+type sessionCommands struct{ *Env }
 
 func (a sessionCommands) sessionCmd() *cobra.Command {
 	return parent(&cobra.Command{
@@ -101,7 +101,7 @@ that name is used instead.`,
 	for _, name := range unused {
 		_ = flags.MarkHidden(name)
 	}
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Opened, err error) {
+	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Opened, err error) {
 		for _, name := range unused {
 			if cmd.Flags().Changed(name) {
 				return out, badFlag(name, "does not apply to a session")
@@ -147,7 +147,7 @@ was, and what was lost. With --hold it then keeps the sandbox until it is interr
 		Example: `  atoll session attach notes`,
 	}
 	cmd.Flags().BoolVar(&hold, "hold", false, "keep the sandbox until this command is interrupted")
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Opened, err error) {
+	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Opened, err error) {
 		s, err := c.Sessions().Attach(ctx, args[0], atoll.SessionOptions{})
 		if err != nil {
 			return out, err
@@ -221,7 +221,7 @@ func (a sessionCommands) streamCmd() *cobra.Command {
 }
 
 // findSession returns the sandbox of a session as commands use sandboxes.
-func (a *App) findSession(ctx context.Context, name string) (box, error) {
+func (a *Env) findSession(ctx context.Context, name string) (box, error) {
 	s, err := a.daemonSandbox(ctx, name)
 	if err != nil {
 		return nil, err
@@ -237,7 +237,7 @@ files of the sandbox. The sandbox goes on. The daemon does the same before it re
 the sandbox.`,
 		Example: `  atoll session save notes`,
 	}
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Saved, err error) {
+	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Saved, err error) {
 		s, err := c.Sessions().Get(ctx, args[0])
 		if err != nil {
 			return out, err
@@ -345,7 +345,7 @@ with the files in it, if that is gone or cannot be reached from this daemon.`,
 	cmd.Flags().StringVar(&opts.Name, "name", "", "name of the session, if it is a new one")
 	cmd.Flags().StringVar(&archive, "archive", "", "file that was written with the envelope")
 	cmd.Flags().StringVar(&opts.Provider, "provider", "", "provider of a sandbox that is rebuilt (default: that of the envelope)")
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Opened, err error) {
+	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Opened, err error) {
 		e, err := a.readEnvelope(args[0])
 		if err != nil {
 			return out, err
@@ -381,7 +381,7 @@ is there, and nobody has used it since IDLE; draining: what is in it is being sa
 paused: it was kept for the next use; cold: there is none, and the next use makes one.`,
 	}
 	cmd.Flags().StringArrayVarP(&filters, "label", "l", nil, "only those with this label, KEY=VALUE; may be repeated")
-	return daemonList(a.App, cmd, "NAME STATE PROVIDER EPOCH HOLDERS IDLE WORKSPACE CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.Session, error) {
+	return daemonList(a.Env, cmd, "NAME STATE PROVIDER EPOCH HOLDERS IDLE WORKSPACE CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.Session, error) {
 		wanted, err := labels(nil, filters)
 		if err != nil {
 			return nil, err
@@ -470,7 +470,7 @@ A sandbox that is stopped or paused on disk does not count.`,
 	cmd.Flags().StringVar(&from, "from", "", "not before this time, or this long ago, such as 2026-01-31 or 30d")
 	cmd.Flags().StringVar(&to, "to", "", "before this time (default: now)")
 	completeFlag(cmd, "by", "label:", "group", "provider")
-	return daemonList(a.App, cmd, "VALUE SECONDS", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.SessionUsage, error) {
+	return daemonList(a.Env, cmd, "VALUE SECONDS", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.SessionUsage, error) {
 		since, err := parseTime("from", from)
 		if err != nil {
 			return nil, err

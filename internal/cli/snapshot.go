@@ -11,7 +11,7 @@ import (
 )
 
 // snapshotCommands are atoll snapshot.
-type snapshotCommands struct{ *App }
+type snapshotCommands struct{ *Env }
 
 func (a snapshotCommands) snapshotCmd() *cobra.Command {
 	return parent(&cobra.Command{

@@ -22,7 +22,7 @@ const maxAddress = 64 << 10
 // storeAddress returns the address of the daemon's database: from the flag,
 // else from the file, else from the environment. It may contain a password,
 // which must not be on a command line.
-func (a *App) storeAddress(flag, file string) (string, error) {
+func (a *Env) storeAddress(flag, file string) (string, error) {
 	switch {
 	case flag != "":
 		u, err := url.Parse(flag)
@@ -71,7 +71,11 @@ func addressFile(flag, path string) (string, error) {
 }
 
 // stateCommands are atoll state.
-type stateCommands struct{ *App }
+type stateCommands struct {
+	*Env
+	restore func(ctx context.Context, stateDir, backup string) (replaced string, err error) // nil in a client
+	accept  func(ctx context.Context, stateDir string) (lost []string, err error)           // nil in a client
+}
 
 func (a stateCommands) stateCmd() *cobra.Command {
 	return parent(&cobra.Command{
@@ -128,13 +132,13 @@ keeps those that it does not know.`,
 		Example: `  atoll state restore atoll-copy.db`,
 	}
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		if a.Restore == nil {
+		if a.restore == nil {
 			return a.inEngine("no daemon can run on this machine")
 		}
 		if _, err := a.node(); err != nil { // returns an error if the directory cannot be ours
 			return err
 		}
-		replaced, err := a.Restore(ctx, filepath.Dir(a.socket()), args[0])
+		replaced, err := a.restore(ctx, filepath.Dir(a.socket()), args[0])
 		if err != nil {
 			return err
 		}
@@ -153,13 +157,13 @@ with each of them. It deletes nothing. Put the missing part back instead if you 
 		Example: `  atoll state accept`,
 	}
 	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		if a.Accept == nil {
+		if a.accept == nil {
 			return a.inEngine("no daemon can run on this machine")
 		}
 		if _, err := a.node(); err != nil {
 			return err
 		}
-		lost, err := a.Accept(ctx, filepath.Dir(a.socket()))
+		lost, err := a.accept(ctx, filepath.Dir(a.socket()))
 		for _, line := range lost {
 			err = errors.Join(err, a.println(line))
 		}

@@ -15,7 +15,7 @@ import (
 )
 
 // streamCommands are atoll stream and atoll desktop.
-type streamCommands struct{ *App }
+type streamCommands struct{ *Env }
 
 // linkFlags are the flags of commands that print a link to a stream.
 type linkFlags struct {
@@ -59,7 +59,7 @@ type pageLink struct {
 }
 
 // openStream opens a stream of a sandbox in the browser.
-func (a *App) openStream(ctx context.Context, name string, n viewing.NewStream, f *linkFlags) error {
+func (a *Env) openStream(ctx context.Context, name string, n viewing.NewStream, f *linkFlags) error {
 	if f.ttl < time.Second || f.ttl > maxTTL {
 		return badFlag("ttl", "is not between 1s and 24h")
 	}
@@ -87,7 +87,7 @@ func (a *App) openStream(ctx context.Context, name string, n viewing.NewStream, 
 }
 
 // streamBase returns the address of the daemon for a browser.
-func (a *App) streamBase(ctx context.Context, given string) (string, error) {
+func (a *Env) streamBase(ctx context.Context, given string) (string, error) {
 	if given != "" {
 		u, err := url.Parse(given)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {

@@ -24,6 +24,14 @@ import (
 // by others: a daemon, a provider, or programs in a sandbox. Only what commands in
 // sandboxes write, and files, are passed on as they are.
 
+// Term is the terminal, or what stands for it: the streams and the environment of
+// one run of the command line.
+type Term struct {
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	LookupEnv      func(string) (string, bool)
+}
+
 // ANSI colours, used on a terminal only.
 const (
 	red    = "\x1b[31m"
@@ -39,7 +47,7 @@ type painted string
 
 // paint makes text visible, and colours it if w is a terminal, unless the
 // environment forbids it (no-color.org).
-func (a *App) paint(w io.Writer, color, text string) painted {
+func (a *Term) paint(w io.Writer, color, text string) painted {
 	text = visible(text)
 	if no, _ := a.LookupEnv("NO_COLOR"); no != "" || color == "" || !isTerminal(w) {
 		return painted(text)
@@ -111,18 +119,18 @@ func writef(w io.Writer, format string, args ...any) error {
 }
 
 // printf writes to standard output as writef does.
-func (a *App) printf(format string, args ...any) error { return writef(a.Stdout, format, args...) }
+func (a *Term) printf(format string, args ...any) error { return writef(a.Stdout, format, args...) }
 
 // println writes one line to standard output. The arguments are shown as those of
 // writef.
-func (a *App) println(args ...any) error {
+func (a *Term) println(args ...any) error {
 	_, err := fmt.Fprintln(a.Stdout, shown(args)...)
 	return err
 }
 
 // notef writes prose to standard error as writef does. If it cannot be written, there
 // is nobody to tell.
-func (a *App) notef(format string, args ...any) { _ = writef(a.Stderr, format, args...) }
+func (a *Term) notef(format string, args ...any) { _ = writef(a.Stderr, format, args...) }
 
 // shown returns arguments for fmt with which nothing hidden is printed.
 func shown(args []any) []any {
@@ -159,20 +167,23 @@ func (v *visibleWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// visibleOnly returns a writer that makes visible what it passes on to w.
+func visibleOnly(w io.Writer) io.Writer { return &visibleWriter{w: w} }
+
 // plainOutput is standard output for text that is written byte by byte, unless it goes
 // to a terminal.
-func (a *App) plainOutput() io.Writer {
+func (a *Term) plainOutput() io.Writer {
 	if isTerminal(a.Stdout) {
-		return &visibleWriter{w: a.Stdout}
+		return visibleOnly(a.Stdout)
 	}
 	return a.Stdout
 }
 
 // printJSON writes a value for programs.
-func (a *App) printJSON(v any) error { return writeJSON(a.Stdout, v, "  ") }
+func (a *Term) printJSON(v any) error { return writeJSON(a.Stdout, v, "  ") }
 
 // printJSONLine writes a value for programs, on one line.
-func (a *App) printJSONLine(v any) error { return writeJSON(a.Stdout, v, "") }
+func (a *Term) printJSONLine(v any) error { return writeJSON(a.Stdout, v, "") }
 
 // writeJSON writes a value as JSON and a line break, without hidden characters.
 func writeJSON(w io.Writer, v any, indent string) error {
@@ -209,7 +220,7 @@ func escapeJSON(text []byte) []byte {
 }
 
 // table writes rows in aligned columns under a header.
-func (a *App) table(header string, rows [][]string) error {
+func (a *Term) table(header string, rows [][]string) error {
 	return a.printf("%s", painted(tableText(header, rows)))
 }
 

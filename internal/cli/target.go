@@ -62,11 +62,11 @@ type boxFiles interface {
 // else the one that listens in the state directory. Without one it is nil. One
 // that listens and does not answer is an error. A provider is chosen within the
 // daemon.
-func (a *App) daemon(ctx context.Context) (*atoll.Client, error) {
+func (a *Env) daemon(ctx context.Context) (*atoll.Client, error) {
 	if a.client != nil {
 		return a.client, nil
 	}
-	d, _, err := contextCommands{a}.namedDaemon()
+	d, _, err := a.namedDaemon()
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +82,7 @@ func (a *App) daemon(ctx context.Context) (*atoll.Client, error) {
 
 // connected keeps a client until the command ends, and returns the one that acts
 // in the tenant of --tenant.
-func (a *App) connected(c *atoll.Client) *atoll.Client {
+func (a *Env) connected(c *atoll.Client) *atoll.Client {
 	a.conn, a.client = c, c
 	if a.tenant != "" {
 		a.client = c.WithTenant(a.tenant)
@@ -92,7 +92,7 @@ func (a *App) connected(c *atoll.Client) *atoll.Client {
 
 // localDaemon returns a client of the daemon of the state directory, nil if none
 // runs.
-func (a *App) localDaemon(ctx context.Context) (*atoll.Client, error) {
+func (a *Env) localDaemon(ctx context.Context) (*atoll.Client, error) {
 	socket := a.socket()
 	if _, err := os.Stat(socket); err != nil {
 		return nil, nil
@@ -109,7 +109,7 @@ func (a *App) localDaemon(ctx context.Context) (*atoll.Client, error) {
 }
 
 // socket is where the daemon of the state directory listens.
-func (a *App) socket() string {
+func (a *Env) socket() string {
 	if a.stateDir != "" {
 		return filepath.Join(a.stateDir, atoll.SocketName)
 	}
@@ -121,7 +121,7 @@ func (a *App) socket() string {
 }
 
 // target returns the daemon if there is one, else this machine.
-func (a *App) target(ctx context.Context) (target, error) {
+func (a *Env) target(ctx context.Context) (target, error) {
 	c, err := a.daemon(ctx)
 	if err != nil {
 		return nil, err
@@ -133,7 +133,7 @@ func (a *App) target(ctx context.Context) (target, error) {
 }
 
 // here returns this machine.
-func (a *App) here(ctx context.Context, attached bool) (target, error) {
+func (a *Env) here(ctx context.Context, attached bool) (target, error) {
 	if a.tenant != "" {
 		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: "tenant", Message: "tenants belong to a daemon, and none runs", Hint: "start one with: atoll up"}
 	}
@@ -149,7 +149,7 @@ func (a *App) here(ctx context.Context, attached bool) (target, error) {
 // one. Sandboxes that stay should have a daemon, but work without if none may
 // be started. Without a daemon, a sandbox that goes away with its command is
 // tied to this process by the kernel.
-func (a *App) runnerFor(ctx context.Context, req *engine.RunRequest, detach bool) (target, error) {
+func (a *Env) runnerFor(ctx context.Context, req *engine.RunRequest, detach bool) (target, error) {
 	c, err := a.daemon(ctx)
 	if err != nil {
 		return nil, err
@@ -174,7 +174,7 @@ func (a *App) runnerFor(ctx context.Context, req *engine.RunRequest, detach bool
 
 // tooWeak reports whether the provider of a program without a daemon isolates less
 // than is demanded. A daemon chooses another one.
-func (a *App) tooWeak(ctx context.Context, spec *sandbox.Spec) (bool, error) {
+func (a *Env) tooWeak(ctx context.Context, spec *sandbox.Spec) (bool, error) {
 	if spec.Isolation == "" || spec.Provider != "" {
 		return false, nil
 	}
@@ -191,7 +191,7 @@ func needsDaemon(spec *sandbox.Spec) bool {
 }
 
 // find returns the sandbox of that name.
-func (a *App) find(ctx context.Context, name string) (box, error) {
+func (a *Env) find(ctx context.Context, name string) (box, error) {
 	if a.sessions {
 		return a.findSession(ctx, name)
 	}
@@ -204,7 +204,7 @@ func (a *App) find(ctx context.Context, name string) (box, error) {
 
 // local is this machine without a daemon.
 type local struct {
-	app *App
+	env *Env
 	*engine.Engine
 }
 
@@ -242,8 +242,8 @@ func (l local) Start(ctx context.Context, req engine.RunRequest) (box, error) {
 	return localBox{b}, nil
 }
 
-func (l local) tidy(ctx context.Context) { l.app.sweep(ctx, l.Engine) }
+func (l local) tidy(ctx context.Context) { l.env.sweep(ctx, l.Engine) }
 
 func (l local) warning(_ context.Context, provider string) string {
-	return l.app.warningOf(cmp.Or(provider, l.app.chosenProvider()))
+	return l.env.warningOf(cmp.Or(provider, l.env.chosenProvider()))
 }

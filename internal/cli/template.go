@@ -19,7 +19,7 @@ import (
 )
 
 // templateCommands are atoll template.
-type templateCommands struct{ *App }
+type templateCommands struct{ *Env }
 
 func (a templateCommands) templateCmd() *cobra.Command {
 	return parent(&cobra.Command{
@@ -124,7 +124,7 @@ func (a templateCommands) showBuild(e durable.BuildEvent) {
 
 func (a templateCommands) templateListCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "ls", Short: "List templates", Args: cobra.NoArgs, Example: `  atoll template ls --json`}
-	return daemonList(a.App, cmd, "NAME TAG IMAGE SIZE VISIBILITY CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.Template, error) {
+	return daemonList(a.Env, cmd, "NAME TAG IMAGE SIZE VISIBILITY CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.Template, error) {
 		return c.Templates(ctx)
 	}, func(t durable.Template) []string {
 		return []string{t.Name, t.Tag, short(t.Image), units.BytesSize(float64(t.Size)), visibility(t.Public), ago(t.Created)}

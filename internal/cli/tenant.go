@@ -27,7 +27,7 @@ type limitFlag struct {
 }
 
 // tenantCommands are atoll tenant.
-type tenantCommands struct{ *App }
+type tenantCommands struct{ *Env }
 
 func (f *limitFlag) Set(text string) (err error) {
 	if f.lifted = text == "none"; f.lifted {
@@ -193,7 +193,7 @@ func (a tenantCommands) tenantListCmd() *cobra.Command {
 		Use: "ls", Short: "List tenants", Args: cobra.NoArgs,
 		Example: `  atoll tenant ls`,
 	}
-	return daemonList(a.App, cmd, "NAME STATE BOXES MEMORY CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]operator.Tenant, error) {
+	return daemonList(a.Env, cmd, "NAME STATE BOXES MEMORY CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]operator.Tenant, error) {
 		return c.Admin().Tenants(ctx)
 	}, func(t operator.Tenant) []string {
 		state := "enabled"

@@ -106,7 +106,10 @@ type EgressOptions struct {
 }
 
 // upCommands are atoll up and down.
-type upCommands struct{ *App }
+type upCommands struct {
+	*Env
+	start func(context.Context, UpOptions) (Daemon, error) // nil in a client
+}
 
 // egressFlags are those of EgressOptions.
 func egressFlags(flags *pflag.FlagSet, o *EgressOptions, proxyFile *string) {
@@ -345,11 +348,11 @@ func (a upCommands) runDaemon(ctx context.Context, opts UpOptions) error {
 	again := make(chan os.Signal, 1)
 	signal.Notify(again, syscall.SIGHUP)
 	defer signal.Stop(again)
-	if a.Up == nil {
+	if a.start == nil {
 		return a.inEngine("no daemon can run on this machine")
 	}
 	a.warn(a.warningOf(opts.Provider))
-	d, err := a.Up(ctx, opts)
+	d, err := a.start(ctx, opts)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"os"
 	"syscall"
 	"testing"
+
+	"github.com/atoll-run/atoll/internal/cli/clitest"
 )
 
 // startedDaemon records when it reloads its policies.
@@ -32,9 +34,9 @@ func (d *startedDaemon) Reload(context.Context) error {
 // started.
 func TestReloadDuringStart(t *testing.T) {
 	d := &startedDaemon{failed: make(chan error, 1)}
-	a := &App{Stderr: new(bytes.Buffer), LookupEnv: func(string) (string, bool) { return "", false }}
-	a.Up = func(context.Context, UpOptions) (Daemon, error) { return d, syscall.Kill(os.Getpid(), syscall.SIGHUP) }
-	if err := (upCommands{a}).runDaemon(t.Context(), UpOptions{}); err != nil {
+	a := &Env{Term: &Term{Stderr: new(bytes.Buffer), LookupEnv: clitest.Lookup(nil)}}
+	start := func(context.Context, UpOptions) (Daemon, error) { return d, syscall.Kill(os.Getpid(), syscall.SIGHUP) }
+	if err := (upCommands{a, start}).runDaemon(t.Context(), UpOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if !d.reloaded {

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-func (a *App) versionCmd() *cobra.Command {
+func (a *Env) versionCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:     "version",
@@ -29,7 +29,7 @@ func (a *App) versionCmd() *cobra.Command {
 }
 
 // versionLine is the output of atoll version and atoll --version.
-func (a *App) versionLine() string {
+func (a *Env) versionLine() string {
 	v := a.Version
 	return fmt.Sprintf("atoll %s (gVisor %s, %s, %s/%s)", cmp.Or(v.Atoll, "unknown"), cmp.Or(v.Engine, "unknown"), v.Go, v.OS, v.Arch)
 }

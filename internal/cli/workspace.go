@@ -24,7 +24,7 @@ type workspaceFlags struct {
 }
 
 // workspaceCommands are atoll workspace.
-type workspaceCommands struct{ *App }
+type workspaceCommands struct{ *Env }
 
 func (f *workspaceFlags) register(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.names, "workspace", nil, "attach this workspace at "+sandbox.WorkspaceDir+": NAME, NAME:ro to read only, or NAME:shared with others; may be repeated with a place for each, NAME[:ro|:shared]:/PATH; see: atoll workspace")
@@ -97,7 +97,7 @@ history, and removing the workspace does not change the bucket.`,
 	cmd.Flags().BoolVar(&opts.Encrypted, "encrypt", false, "encrypt what is stored with a key of the daemon")
 	cmd.Flags().StringVar(&opts.Bucket, "bucket", "", "the workspace is this bucket of an S3 service, under the name it was given by atoll up --bucket; it has no versions")
 	cmd.Flags().Var(&most, "max-size", "size limit of one version, in bytes; larger versions are not saved")
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.Workspace, error) {
+	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.Workspace, error) {
 		opts.Name, opts.MaxBytes = args[0], int64(most)
 		return c.CreateWorkspace(ctx, opts)
 	}, func(w durable.Workspace) error { return a.printf("%s\n", w.Name) })
@@ -116,7 +116,7 @@ func attachedText(w durable.Workspace) string {
 
 func (a workspaceCommands) workspaceListCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "ls", Short: "List workspaces", Args: cobra.NoArgs, Example: `  atoll workspace ls`}
-	return daemonList(a.App, cmd, "NAME STATE ATTACHED CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.Workspace, error) {
+	return daemonList(a.Env, cmd, "NAME STATE ATTACHED CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.Workspace, error) {
 		return c.Workspaces(ctx)
 	}, func(w durable.Workspace) []string {
 		state := "ok"
@@ -129,7 +129,7 @@ func (a workspaceCommands) workspaceListCmd() *cobra.Command {
 
 func (a workspaceCommands) workspaceInspectCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "inspect NAME", Short: "Show a workspace", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(workspaceNames), Example: `  atoll workspace inspect notes`}
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.Workspace, error) {
+	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.Workspace, error) {
 		return c.Workspace(ctx, args[0])
 	}, func(w durable.Workspace) error {
 		rows := [][]string{
@@ -155,7 +155,7 @@ func (a workspaceCommands) workspaceHistoryCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "history NAME", Short: "List the versions of a workspace, newest first", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(workspaceNames), Example: `  atoll workspace history notes`,
 	}
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]durable.WorkspaceVersion, error) {
+	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]durable.WorkspaceVersion, error) {
 		return c.WorkspaceVersions(ctx, args[0])
 	}, func(all []durable.WorkspaceVersion) error {
 		rows := make([][]string, len(all))
@@ -186,7 +186,7 @@ D removed, M modified, and T touched (another mode, owner, time or attribute).`,
 		Changes []durable.WorkspaceChange `json:"changes"`
 		More    bool                      `json:"more,omitempty"`
 	}
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (d diff, err error) {
+	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (d diff, err error) {
 		var numbers [2]int
 		for i, text := range args[1:] {
 			if numbers[i], err = versionArg(text); err != nil {
@@ -218,7 +218,7 @@ stay in the history.`,
 		Example: `  atoll workspace restore notes 1`,
 	}
 	cmd.Flags().StringVar(&note, "note", "", "kept with the new version (default: where it is from)")
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspaceVersion, error) {
+	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspaceVersion, error) {
 		n, err := versionArg(args[1])
 		if err != nil {
 			return durable.WorkspaceVersion{}, err
@@ -240,7 +240,7 @@ anyway.`,
 		Example: `  atoll workspace persist --note "before the upgrade" notes`,
 	}
 	cmd.Flags().StringVar(&note, "note", "", "kept with the version")
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspaceVersion, error) {
+	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspaceVersion, error) {
 		return c.PersistWorkspace(ctx, args[0], note)
 	}, func(v durable.WorkspaceVersion) error { return a.printf("version %d\n", v.Number) })
 }
@@ -257,7 +257,7 @@ data.`,
 	}
 	cmd.Flags().IntVar(&keep.Last, "keep-last", 0, "keep this many of the newest")
 	cmd.Flags().Var(&within, "keep-within", "keep all that are newer than this, such as 720h")
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspacePruned, error) {
+	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspacePruned, error) {
 		keep.Within = time.Duration(within)
 		return c.PruneWorkspace(ctx, args[0], keep)
 	}, func(p durable.WorkspacePruned) error {
@@ -272,7 +272,7 @@ func (a workspaceCommands) workspaceVerifyCmd() *cobra.Command {
 		Example: `  atoll workspace verify --deep notes`,
 	}
 	cmd.Flags().BoolVar(&deep, "deep", false, "read and check all stored data")
-	return daemonVerb(a.App, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspaceReport, error) {
+	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspaceReport, error) {
 		return c.VerifyWorkspace(ctx, args[0], deep)
 	}, func(r durable.WorkspaceReport) error {
 		return a.printf("%d versions in %d chunks, %s: complete\n", r.Versions, r.Chunks, bytesText(r.Bytes))
