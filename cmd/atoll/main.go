@@ -9,6 +9,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/bucket"
 	"github.com/atoll-run/atoll/internal/cli"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/node"
 	"github.com/atoll-run/atoll/internal/gateway/egress"
@@ -26,7 +27,7 @@ func main() {
 	providers := all.Builtin()
 	app := &cli.App{
 		Env: &cli.Env{
-			Term:      &cli.Term{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv},
+			Term:      &term.Term{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv},
 			Open:      func(dir string) (cli.System, error) { return node.Open(dir, providers, os.LookupEnv) },
 			Providers: known(),
 			Version: cli.Version{

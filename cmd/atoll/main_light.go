@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/internal/cli"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/unpack"
 )
 
@@ -27,7 +28,7 @@ var kernelVersion string
 
 func main() {
 	app := &cli.App{Env: &cli.Env{
-		Term:      &cli.Term{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv},
+		Term:      &term.Term{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv},
 		Engine:    continueInEngine,
 		Providers: known(),
 		Version:   cli.Version{Atoll: atollVersion(), Engine: kernelVersion, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH},

@@ -8,6 +8,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -43,7 +44,7 @@ type tenantClient struct {
 // tenants returns a client for every tenant of a daemon, by name.
 func (a *Env) tenants(ctx context.Context, c *atoll.Client) ([]tenantClient, error) {
 	if a.tenant != "" {
-		return nil, badFlag("all-tenants", "goes without --tenant")
+		return nil, term.BadFlag("all-tenants", "goes without --tenant")
 	}
 	known, err := c.Admin().Tenants(ctx)
 	if err != nil {
@@ -110,7 +111,8 @@ type boxOfTenant struct {
 func (b boxOfTenant) Name() string { return b.tenant + "/" + b.remoteBox.Name() }
 
 func (everyTenant) warning(context.Context, string) string { return "" }
-func (everyTenant) tidy(context.Context)                   {}
+
+func (everyTenant) tidy(context.Context) {}
 
 func (everyTenant) Run(context.Context, engine.RunRequest, func(context.Context, box, driver.Process) error) (sandbox.Exit, error) {
 	return sandbox.Exit{}, oneTenant()
@@ -119,5 +121,5 @@ func (everyTenant) Run(context.Context, engine.RunRequest, func(context.Context,
 func (everyTenant) Start(context.Context, engine.RunRequest) (box, error) { return nil, oneTenant() }
 
 func oneTenant() error {
-	return badFlag("all-tenants", "a sandbox is made in one tenant: give --tenant")
+	return term.BadFlag("all-tenants", "a sandbox is made in one tenant: give --tenant")
 }

@@ -47,7 +47,7 @@ func (a *Env) awaitAnswer(ctx context.Context, c *atoll.Client, socket string) (
 			return true, silent(socket, limit, err)
 		case !said:
 			said = true
-			a.say("note", "waiting for the daemon, which does not answer yet")
+			a.Say("note", "waiting for the daemon, which does not answer yet")
 		}
 		select { // it may also have closed the connection at once
 		case <-within.Done():

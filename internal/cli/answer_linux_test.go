@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/cli/clitest"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -52,7 +53,7 @@ func (w *waiting) Write(p []byte) (int, error) {
 // impatient returns an Env that says at once that it waits.
 func impatient(t *testing.T, heard func()) *Env {
 	return &Env{
-		Term:     &Term{Stderr: &waiting{heard: heard}, LookupEnv: clitest.Lookup(nil)},
+		Term:     &term.Term{Stderr: &waiting{heard: heard}, LookupEnv: clitest.Lookup(nil)},
 		stateDir: t.TempDir(), patience: patience{ping: time.Nanosecond},
 	}
 }
@@ -81,7 +82,7 @@ func TestSilentDaemonIsAnError(t *testing.T) {
 	if c != nil || sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 		t.Fatalf("got %v, %v", c, err)
 	}
-	if text, hint := explain(err); !strings.Contains(text, "has not answered") || !strings.Contains(hint, "atoll down") {
+	if text, hint := term.Explain(err); !strings.Contains(text, "has not answered") || !strings.Contains(hint, "atoll down") {
 		t.Errorf("the error is %q, the hint %q", text, hint)
 	}
 }
@@ -133,7 +134,7 @@ func TestStartError(t *testing.T) {
 		if err := os.WriteFile(log, []byte(earlier+text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		got, hint := explain(startError(log, int64(len(earlier))))
+		got, hint := term.Explain(startError(log, int64(len(earlier))))
 		if !strings.HasSuffix(got, "the daemon ended at once: "+want[0]) || !strings.Contains(hint, want[1]) {
 			t.Errorf("of %q the error is %q, the hint %q", text, got, hint)
 		}

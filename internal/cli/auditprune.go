@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -33,7 +34,7 @@ keep a copy, see audit export.`,
 	_ = cmd.RegisterFlagCompletionFunc("tenant", cobra.NoFileCompletions)
 	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		if before == "" && what.UpTo == 0 {
-			return &usageError{message: "say what to remove, with --before or --up-to", hint: "for example: atoll audit prune --before 90d"}
+			return &term.UsageError{Message: "say what to remove, with --before or --up-to", Hint: "for example: atoll audit prune --before 90d"}
 		}
 		var err error
 		if what.Before, err = parseTime("before", before); err != nil {
@@ -48,9 +49,9 @@ keep a copy, see audit export.`,
 			return err
 		}
 		if asJSON {
-			return a.printJSON(done)
+			return a.PrintJSON(done)
 		}
-		return a.printf("%d events removed\n", done.Removed)
+		return a.Printf("%d events removed\n", done.Removed)
 	})
 	return cmd
 }

@@ -96,7 +96,7 @@ func (a *Env) awaitOther(ctx context.Context, lock string) (bool, error) {
 		select {
 		case <-tick.C:
 		case <-note:
-			a.say("note", "waiting for a daemon that is starting or ending")
+			a.Say("note", "waiting for a daemon that is starting or ending")
 		case <-ctx.Done():
 			return false, ctx.Err()
 		case <-within.Done():
@@ -228,9 +228,9 @@ func (a upCommands) detach(ctx context.Context, cmd *cobra.Command) error {
 			Hint: "use that one, or end it first with: atoll down",
 		}
 	}
-	a.notef("atoll: listening on %s, as process %d\n", a.socket(), pid)
+	a.Notef("atoll: listening on %s, as process %d\n", a.socket(), pid)
 	if cmd.Flags().Changed("e2b") {
-		a.notef("atoll: serving clients of E2B; see: atoll e2b env\n")
+		a.Notef("atoll: serving clients of E2B; see: atoll e2b env\n")
 	}
 	return nil
 }
@@ -258,7 +258,7 @@ func sameFlags(cmd *cobra.Command, without ...string) (args []string) {
 func (a upCommands) endDaemon(ctx context.Context, lock string) error {
 	f, err := os.OpenFile(lock, os.O_RDWR|unix.O_NOFOLLOW, 0)
 	if errors.Is(err, os.ErrNotExist) {
-		a.say("note", "no daemon runs")
+		a.Say("note", "no daemon runs")
 		return nil
 	}
 	if err != nil {
@@ -266,7 +266,7 @@ func (a upCommands) endDaemon(ctx context.Context, lock string) error {
 	}
 	defer f.Close()
 	if unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-		a.say("note", "no daemon runs")
+		a.Say("note", "no daemon runs")
 		return nil
 	}
 	text := make([]byte, 32)

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"unicode/utf8"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -59,7 +60,7 @@ func (c *capture) output() output {
 	defer c.mu.Unlock()
 	data := c.data
 	if c.dropped > 0 {
-		data = wholeRunes(data)
+		data = term.WholeRunes(data)
 	}
 	o := output{Data: string(data), Encoding: "utf-8", Truncated: c.dropped > 0, Dropped: c.dropped + int64(len(c.data)-len(data))}
 	if !utf8.Valid(data) {
@@ -67,18 +68,4 @@ func (c *capture) output() output {
 		o.Dropped = c.dropped
 	}
 	return o
-}
-
-// wholeRunes cuts off a character that was cut in two.
-func wholeRunes(data []byte) []byte {
-	for back := 1; back < utf8.UTFMax && back <= len(data); back++ {
-		tail := data[len(data)-back:]
-		if utf8.RuneStart(tail[0]) {
-			if !utf8.FullRune(tail) {
-				return data[:len(data)-back]
-			}
-			break
-		}
-	}
-	return data
 }

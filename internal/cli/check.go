@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/driver/drivertest"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -41,7 +42,7 @@ func (a providerCommands) onAccount(ctx context.Context, h *drivertest.Harness) 
 	if err := errors.Join(err, p.Close()); err != nil {
 		return nil, err
 	}
-	if err := writef(a.Stderr, checkNotice); err != nil {
+	if err := term.Writef(a.Stderr, checkNotice); err != nil {
 		return nil, err
 	}
 	spec := h.Spec
@@ -79,7 +80,7 @@ func (a providerCommands) removeLeft(ctx context.Context, p driver.Provider, bef
 	failed := []error{err}
 	remove := func(id string, err error) {
 		if err == nil {
-			a.notef("removed %s, which the suite left\n", id)
+			a.Notef("removed %s, which the suite left\n", id)
 		}
 		failed = append(failed, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/catalog"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/enforce"
 )
@@ -34,7 +35,7 @@ func (a providerCommands) providerShowCmd() *cobra.Command {
 				continue
 			}
 			if asJSON {
-				return a.printJSON(p)
+				return a.PrintJSON(p)
 			}
 			return a.showProvider(p)
 		}
@@ -78,7 +79,7 @@ func (a providerCommands) showProvider(p catalog.Provider) error {
 		}
 		rows = append(rows, []string{"credential", fmt.Sprintf("%s in $%s, %s", c.Name, c.Env, need)})
 	}
-	return a.table("FIELD VALUE", rows)
+	return a.Table("FIELD VALUE", rows)
 }
 
 func (a providerCommands) providerChooseCmd() *cobra.Command {
@@ -134,10 +135,10 @@ one. It makes nothing. A limit that is named must really be enforced.`,
 		case "files":
 			n.Snapshot = catalog.SnapshotFS
 		default:
-			return badFlag("snapshot", "%q is neither memory nor files", snapshot)
+			return term.BadFlag("snapshot", "%q is neither memory nor files", snapshot)
 		}
 		if n.Egress != "" && n.Egress.Rank() < 0 {
-			return badFlag("egress", "%q is not one of switch, cidr, host and full", egress)
+			return term.BadFlag("egress", "%q is not one of switch, cidr, host and full", egress)
 		}
 		all, err := a.describeProviders(ctx)
 		if err != nil {
@@ -145,13 +146,13 @@ one. It makes nothing. A limit that is named must really be enforced.`,
 		}
 		choice := catalog.ChooseFrom(n, all)
 		if asJSON {
-			return a.printJSON(choice)
+			return a.PrintJSON(choice)
 		}
 		var rows [][]string
 		for _, c := range choice.Candidates {
 			rows = append(rows, []string{c.Provider, yesNo(c.Fits), strings.Join(c.Reasons, "; ")})
 		}
-		if err := a.table("PROVIDER FITS WHY", rows); err != nil {
+		if err := a.Table("PROVIDER FITS WHY", rows); err != nil {
 			return err
 		}
 		if choice.Provider == "" {

@@ -22,6 +22,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -51,7 +52,7 @@ type ProviderInfo struct {
 
 // Env is where the commands of one run act: on this machine, or on a daemon.
 type Env struct {
-	*Term
+	*term.Term
 	// Engine continues the command in the engine, and returns only if that fails.
 	// The light program has it instead of Open and of what only App has. It is nil
 	// if the engine is linked in, and in a client build for a system without
@@ -124,10 +125,10 @@ func (a *App) Main(ctx context.Context, args []string) int {
 	root := a.root()
 	root.SetArgs(args)
 	root.SetIn(a.Env.Stdin)
-	root.SetOut(visibleOnly(a.Env.Stdout)) // for help and completions
-	root.SetErr(visibleOnly(a.Env.Stderr))
+	root.SetOut(term.VisibleOnly(a.Env.Stdout)) // for help and completions
+	root.SetErr(term.VisibleOnly(a.Env.Stderr))
 	cmd, err := root.ExecuteContextC(ctx)
-	return a.Env.finish(cmd, errors.Join(err, a.Env.close()))
+	return a.Env.Finish(cmd, errors.Join(err, a.Env.close()))
 }
 
 const (
@@ -170,7 +171,7 @@ one.`,
 	flags.StringVar(&env.tenant, "tenant", "", "act in this tenant, as the owner of the machine (default: your own; see: atoll tenant ls)")
 	_ = root.RegisterFlagCompletionFunc("provider", env.completeProviders)
 	_ = root.RegisterFlagCompletionFunc("tenant", env.completeTenants)
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usage(cmd, err) })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return term.Usage(cmd, err) })
 	root.SetHelpCommandGroupID(groupMachine)
 	root.SetCompletionCommandGroupID(groupMachine)
 	completeWithoutPackage(root)
@@ -208,13 +209,6 @@ func (a *Env) warningOf(provider string) string {
 		}
 	}
 	return ""
-}
-
-// warn says it, unless there is nothing to say.
-func (a *Term) warn(warning string) {
-	if warning != "" {
-		a.say("warning", warning)
-	}
 }
 
 // node opens the node, once.
@@ -277,7 +271,7 @@ func foreign() (all []*cobra.Command) {
 		all = append(all, &cobra.Command{
 			Use: name, Hidden: true, DisableFlagParsing: true,
 			RunE: func(cmd *cobra.Command, _ []string) error {
-				return &usageError{message: fmt.Sprintf("there is no command %q", cmd.CommandPath()), hint: "use: " + elsewhere[name]}
+				return &term.UsageError{Message: fmt.Sprintf("there is no command %q", cmd.CommandPath()), Hint: "use: " + elsewhere[name]}
 			},
 		})
 	}
@@ -295,7 +289,7 @@ func parent(cmd *cobra.Command, subcommands ...*cobra.Command) *cobra.Command {
 		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 			hint = "did you mean: " + cmd.CommandPath() + " " + strings.Join(near, " or ")
 		}
-		return &usageError{message: fmt.Sprintf("there is no command %q", cmd.CommandPath()+" "+args[0]), hint: hint}
+		return &term.UsageError{Message: fmt.Sprintf("there is no command %q", cmd.CommandPath()+" "+args[0]), Hint: hint}
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	cmd.SuggestionsMinimumDistance = 2

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/coding"
 )
@@ -57,9 +58,9 @@ interrupts the code. After an exception the exit code is 1, after --timeout 124.
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) (err error) {
 		switch given := flags.Changed("code"); {
 		case given && len(args) == 2:
-			return &usageError{message: "the code is in --code and in a file", hint: "give one of them"}
+			return &term.UsageError{Message: "the code is in --code and in a file", Hint: "give one of them"}
 		case timeout < 0:
-			return badFlag("timeout", "is negative")
+			return term.BadFlag("timeout", "is negative")
 		case !given:
 			if req.Code, err = a.readCode(args[1:]); err != nil {
 				return err
@@ -79,10 +80,10 @@ interrupts the code. After an exception the exit code is 1, after --timeout 124.
 		case err != nil:
 			return err
 		case out.timedOut:
-			a.notef("the code was interrupted after %s\n", timeout)
-			return exitCode(exitTimeout)
+			a.Notef("the code was interrupted after %s\n", timeout)
+			return term.ExitCode(term.ExitTimeout)
 		case out.failed:
-			return exitCode(exitFailure)
+			return term.ExitCode(term.ExitFailure)
 		}
 		return nil
 	})
@@ -101,8 +102,8 @@ func (a codeCommands) readCode(files []string) (string, error) {
 		}
 		defer f.Close()
 		from = f
-	} else if isTerminal(a.Stdin) {
-		a.notef("reading code until Ctrl-D; see also --code\n")
+	} else if term.IsTerminal(a.Stdin) {
+		a.Notef("reading code until Ctrl-D; see also --code\n")
 	}
 	text, err := io.ReadAll(io.LimitReader(from, maxCode+1))
 	if err == nil && len(text) > maxCode {
@@ -128,7 +129,7 @@ func (o *codeOutput) show(e coding.CodeEvent) (err error) {
 	o.timedOut = o.timedOut || e.TimedOut
 	switch {
 	case o.json:
-		err = o.printJSONLine(e)
+		err = o.PrintJSONLine(e)
 	case e.Type == coding.CodeStdout:
 		_, err = io.WriteString(o.Stdout, e.Text)
 	case e.Type == coding.CodeStderr:
@@ -138,9 +139,9 @@ func (o *codeOutput) show(e coding.CodeEvent) (err error) {
 		if text == "" {
 			text = e.Error.Name + ": " + e.Error.Value
 		}
-		_, err = io.WriteString(o.Stderr, visible(strings.TrimRight(text, "\n"))+"\n")
+		_, err = io.WriteString(o.Stderr, term.Visible(strings.TrimRight(text, "\n"))+"\n")
 	case e.Type == coding.CodeShown && e.Result.Text != "":
-		_, err = io.WriteString(o.Stdout, visible(e.Result.Text)+"\n")
+		_, err = io.WriteString(o.Stdout, term.Visible(e.Result.Text)+"\n")
 	}
 	if err != nil || e.Type != coding.CodeShown {
 		return err
@@ -168,7 +169,7 @@ func (o *codeOutput) keep(kind, extension string, content []byte) error {
 	case len(content) == 0, o.dir == "" && (o.json || extension == "html"):
 		return nil
 	case o.dir == "":
-		o.notef("a %s of %s, %s; --save DIRECTORY keeps it\n", kind, units.BytesSize(float64(len(content))), extension)
+		o.Notef("a %s of %s, %s; --save DIRECTORY keeps it\n", kind, units.BytesSize(float64(len(content))), extension)
 		return nil
 	}
 	if err := os.MkdirAll(o.dir, 0o777); err != nil {
@@ -188,7 +189,7 @@ func (o *codeOutput) keep(kind, extension string, content []byte) error {
 			_ = f.Close()
 			return err
 		}
-		o.notef("saved %s\n", name)
+		o.Notef("saved %s\n", name)
 		return f.Close()
 	}
 }
@@ -221,13 +222,13 @@ func (a codeCommands) contextsCmd() *cobra.Command {
 		case err != nil:
 			return err
 		case asJSON:
-			return a.printJSON(append([]coding.CodeContext{}, all...))
+			return a.PrintJSON(append([]coding.CodeContext{}, all...))
 		}
 		rows := make([][]string, len(all))
 		for i, c := range all {
 			rows[i] = []string{c.ID, c.Language, c.Dir}
 		}
-		return a.table("ID LANGUAGE DIRECTORY", rows)
+		return a.Table("ID LANGUAGE DIRECTORY", rows)
 	})
 	return cmd
 }
@@ -253,9 +254,9 @@ func (a codeCommands) createContextCmd() *cobra.Command {
 		case err != nil:
 			return err
 		case asJSON:
-			return a.printJSON(made)
+			return a.PrintJSON(made)
 		}
-		return a.println(made.ID)
+		return a.Println(made.ID)
 	})
 	return cmd
 }

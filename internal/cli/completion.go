@@ -4,6 +4,8 @@ import (
 	_ "embed"
 
 	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll/internal/cli/term"
 )
 
 // wordsScript defines, in bash, what cobra's script takes from the package
@@ -22,7 +24,7 @@ func completeWithoutPackage(root *cobra.Command) {
 	}
 	script := bash.RunE
 	bash.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := writef(cmd.OutOrStdout(), "%s\n", painted(wordsScript)); err != nil {
+		if err := term.Writef(cmd.OutOrStdout(), "%s\n", term.Painted(wordsScript)); err != nil {
 			return err
 		}
 		return script(cmd, args)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/viewing"
 )
@@ -80,7 +81,7 @@ size than --size is started again, which ends the programs on it.`,
 		if size != "" {
 			n, err := numbers(size, "x", 2)
 			if err != nil || n[0] == 0 || n[1] == 0 {
-				return badFlag("size", "is not WIDTHxHEIGHT")
+				return term.BadFlag("size", "is not WIDTHxHEIGHT")
 			}
 			want.Width, want.Height = n[0], n[1]
 		}
@@ -93,9 +94,9 @@ size than --size is started again, which ends the programs on it.`,
 		case err != nil:
 			return err
 		case asJSON:
-			return a.printJSON(now)
+			return a.PrintJSON(now)
 		}
-		return a.printf("%dx%d\n", now.Width, now.Height)
+		return a.Printf("%dx%d\n", now.Width, now.Height)
 	})
 	return cmd
 }
@@ -114,12 +115,12 @@ func (a computerCommands) screenshotCmd() *cobra.Command {
 		if region != "" {
 			n, err := numbers(region, ",", 4)
 			if err != nil || n[2] == 0 || n[3] == 0 {
-				return badFlag("region", "is not X,Y,WIDTH,HEIGHT")
+				return term.BadFlag("region", "is not X,Y,WIDTH,HEIGHT")
 			}
 			do.Region = &viewing.Region{Point: viewing.Point{X: n[0], Y: n[1]}, Width: n[2], Height: n[3]}
 		}
 		toFile := len(args) == 2 && args[1] != "-"
-		if !toFile && isTerminal(a.Stdout) {
+		if !toFile && term.IsTerminal(a.Stdout) {
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Message: "a terminal does not show pictures", Hint: "name a file: atoll computer screenshot SANDBOX FILE"}
 		}
 		out, err := a.act(ctx, args[0], do)
@@ -143,7 +144,7 @@ func (a computerCommands) cursorCmd() *cobra.Command {
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		out, err := a.act(ctx, args[0], viewing.ComputerAction{Action: "cursor"})
 		if err == nil {
-			err = a.println(out.Cursor.X, out.Cursor.Y)
+			err = a.Println(out.Cursor.X, out.Cursor.Y)
 		}
 		return err
 	})
@@ -243,10 +244,10 @@ text. A key that may only look cannot read it.`,
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		out, err := a.act(ctx, args[0], viewing.ComputerAction{Action: "clipboard"})
 		if err == nil {
-			_, err = io.WriteString(a.plainOutput(), *out.Clipboard)
+			_, err = io.WriteString(a.PlainOutput(), *out.Clipboard)
 		}
-		if err == nil && isTerminal(a.Stdout) {
-			err = a.println()
+		if err == nil && term.IsTerminal(a.Stdout) {
+			err = a.Println()
 		}
 		return err
 	})

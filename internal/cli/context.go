@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -174,17 +175,17 @@ func (a contextCommands) contextLsCmd() *cobra.Command {
 			rows = append(rows, row{name, all.Known[name].Host, all.Known[name].Key != "", current == name})
 		}
 		if asJSON {
-			return a.printJSON(rows)
+			return a.PrintJSON(rows)
 		}
 		cells := make([][]string, len(rows))
 		for i, r := range rows {
 			cells[i] = []string{r.Name, map[bool]string{true: "*", false: ""}[r.Current], map[bool]string{true: "yes", false: "-"}[r.Key], r.Host}
 		}
-		if err := a.table("NAME CURRENT KEY HOST", cells); err != nil {
+		if err := a.Table("NAME CURRENT KEY HOST", cells); err != nil {
 			return err
 		}
 		if host, _ := a.LookupEnv("ATOLL_HOST"); host != "" {
-			a.say("note", "ATOLL_HOST is set, and goes before all contexts")
+			a.Say("note", "ATOLL_HOST is set, and goes before all contexts")
 		}
 		return nil
 	}
@@ -283,12 +284,12 @@ func (a contextCommands) contextRmCmd() *cobra.Command {
 					return err
 				}
 				if name == localContext {
-					return &usageError{message: fmt.Sprintf("the context %q cannot be removed", name), hint: "it is the daemon of the state directory"}
+					return &term.UsageError{Message: fmt.Sprintf("the context %q cannot be removed", name), Hint: "it is the daemon of the state directory"}
 				}
 				delete(all.Known, name)
 				if all.Current == name {
 					all.Current = ""
-					a.say("note", "commands use the context "+localContext+" from now on")
+					a.Say("note", "commands use the context "+localContext+" from now on")
 				}
 			}
 			return all.save()

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/tree"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -59,12 +60,12 @@ belong to root unless --owner names another user.`,
 		toBox, to := splitPlace(args[1])
 		switch {
 		case fromBox == "" && toBox == "" || fromBox != "" && toBox != "":
-			return &usageError{message: "one of the two must be inside a sandbox, written SANDBOX:PATH", hint: "for example: atoll cp demo:/etc/hosts ."}
+			return &term.UsageError{Message: "one of the two must be inside a sandbox, written SANDBOX:PATH", Hint: "for example: atoll cp demo:/etc/hosts ."}
 		case fromBox == "" && (export.Zstd || len(export.Exclude) > 0):
-			return &usageError{message: "--zstd and --exclude are for copying out", hint: "a stream that is copied in may be compressed: zstd < DIR.tar | atoll cp - SANDBOX:PATH"}
+			return &term.UsageError{Message: "--zstd and --exclude are for copying out", Hint: "a stream that is copied in may be compressed: zstd < DIR.tar | atoll cp - SANDBOX:PATH"}
 		case export.Zstd && to != "-":
-			return &usageError{message: "--zstd is for a stream", hint: "write - in place of " + to}
-		case fromBox != "" && to == "-" && isTerminal(a.Stdout):
+			return &term.UsageError{Message: "--zstd is for a stream", Hint: "write - in place of " + to}
+		case fromBox != "" && to == "-" && term.IsTerminal(a.Stdout):
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Message: "a terminal does not show archives", Hint: "write it to a file: atoll cp " + args[0] + " - >FILE.tar"}
 		case fromBox != "":
 			box, err := a.find(ctx, fromBox)
@@ -128,7 +129,7 @@ func (a copyCommands) copyOut(ctx context.Context, box box, from, to string, opt
 // sayLeftOut warns of what cannot be copied.
 func (a copyCommands) sayLeftOut(members []string) {
 	for _, member := range members {
-		a.say("warning", "left out: "+oneLine(member, 200))
+		a.Say("warning", "left out: "+term.OneLine(member, 200))
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -41,7 +42,7 @@ counts as use. --idle and --lifetime say otherwise; atoll ls shows it.`,
 		GroupID: groupBox,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 && sandbox.ValidateName(args[0]) == nil {
-				return &usageError{message: "atoll create takes no arguments, and was given \"" + args[0] + "\"", hint: "to choose the name: atoll create --name " + args[0]}
+				return &term.UsageError{Message: "atoll create takes no arguments, and was given \"" + args[0] + "\"", Hint: "to choose the name: atoll create --name " + args[0]}
 			}
 			return cobra.NoArgs(cmd, args)
 		},
@@ -61,7 +62,7 @@ counts as use. --idle and --lifetime say otherwise; atoll ls shows it.`,
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		for _, name := range []string{"rm", "keep", "entrypoint", "restart"} {
 			if cmd.Flags().Changed(name) {
-				return badFlag(name, "only works with: atoll run")
+				return term.BadFlag(name, "only works with: atoll run")
 			}
 		}
 		how.detach = true
@@ -77,7 +78,7 @@ counts as use. --idle and --lifetime say otherwise; atoll ls shows it.`,
 		}
 		a.quiet = boxed.quiet
 		if !a.quiet {
-			a.warn(t.warning(cmd.Context(), req.Spec.Provider))
+			a.Warn(t.warning(cmd.Context(), req.Spec.Provider))
 			if req.Spec.Network.Asked() {
 				a.warnEgress(cmd.Context())
 			}
@@ -92,9 +93,9 @@ counts as use. --idle and --lifetime say otherwise; atoll ls shows it.`,
 			if err != nil {
 				return err
 			}
-			return a.printJSON(info)
+			return a.PrintJSON(info)
 		}
-		return a.println(made.Name())
+		return a.Println(made.Name())
 	}
 	return cmd
 }

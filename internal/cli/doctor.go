@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
@@ -30,7 +31,7 @@ type diagnosis struct {
 func (a providerCommands) diagnose(ctx context.Context, system System, info ProviderInfo) diagnosis {
 	facts, err := system.Probe(ctx, info.Name)
 	if err != nil {
-		text, hint := explain(err)
+		text, hint := term.Explain(err)
 		facts = driver.Facts{Findings: []driver.Finding{{Severity: driver.Blocker, Subject: "probe", Message: text, Fix: hint}}}
 	}
 	return diagnosis{
@@ -52,7 +53,7 @@ func (a providerCommands) diagnoseDaemon(ctx context.Context) (*operator.Diagnos
 		d, err = c.Admin().Diagnose(ctx)
 	}
 	if err != nil {
-		text, hint := explain(err)
+		text, hint := term.Explain(err)
 		f := operator.Finding{Severity: string(driver.Blocker), Subject: "daemon", Message: text, Fix: hint}
 		switch sandbox.CodeOf(err) {
 		case sandbox.CodeDenied, sandbox.CodeUnauthorized:
@@ -80,7 +81,7 @@ func (a providerCommands) showDiagnoses(all []diagnosis, d *operator.Diagnosis, 
 	}
 	var err error
 	if asJSON {
-		err = a.printJSON(struct {
+		err = a.PrintJSON(struct {
 			Providers []diagnosis         `json:"providers,omitempty"`
 			Daemon    *operator.Diagnosis `json:"daemon,omitempty"`
 		}{all, d})
@@ -92,19 +93,19 @@ func (a providerCommands) showDiagnoses(all []diagnosis, d *operator.Diagnosis, 
 		if d != nil {
 			a.writeDaemon(&b, d)
 		}
-		err = a.printf("%s", painted(b.String()))
+		err = a.Printf("%s", term.Painted(b.String()))
 	}
 	if err == nil && !healthy {
-		return exitCode(exitFailure)
+		return term.ExitCode(term.ExitFailure)
 	}
 	return err
 }
 
 // writeDaemon writes how a daemon is.
 func (a providerCommands) writeDaemon(b *strings.Builder, d *operator.Diagnosis) {
-	state, color := "well", green
+	state, color := "well", term.Green
 	if !d.Healthy {
-		state, color = "not well", red
+		state, color = "not well", term.Red
 	}
 	title := "daemon"
 	for _, more := range []string{d.Version, d.Node} {
@@ -112,7 +113,7 @@ func (a providerCommands) writeDaemon(b *strings.Builder, d *operator.Diagnosis)
 			title += " " + more
 		}
 	}
-	_ = writef(b, "%s: %s\n", title, a.paint(a.Stdout, color, state))
+	_ = term.Writef(b, "%s: %s\n", title, a.Paint(a.Stdout, color, state))
 	for _, f := range d.Findings {
 		a.writeFinding(b, driver.Finding{Severity: driver.Severity(f.Severity), Subject: f.Subject, Message: f.Message, Fix: f.Fix})
 	}
@@ -120,20 +121,20 @@ func (a providerCommands) writeDaemon(b *strings.Builder, d *operator.Diagnosis)
 }
 
 func (a providerCommands) writeFinding(b *strings.Builder, f driver.Finding) {
-	color := map[driver.Severity]string{driver.OK: green, driver.Note: cyan, driver.Warning: yellow, driver.Blocker: red}[f.Severity]
-	_ = writef(b, "  %s %s: %s\n", a.paint(a.Stdout, color, fmt.Sprintf("%-8s", f.Severity)), f.Subject, painted(visible(f.Message)))
+	color := map[driver.Severity]string{driver.OK: term.Green, driver.Note: term.Cyan, driver.Warning: term.Yellow, driver.Blocker: term.Red}[f.Severity]
+	_ = term.Writef(b, "  %s %s: %s\n", a.Paint(a.Stdout, color, fmt.Sprintf("%-8s", f.Severity)), f.Subject, term.Painted(term.Visible(f.Message)))
 	if f.Fix != "" {
-		_ = writef(b, "           fix: %s\n", painted(strings.ReplaceAll(visible(f.Fix), "\n", "\n                 ")))
+		_ = term.Writef(b, "           fix: %s\n", term.Painted(strings.ReplaceAll(term.Visible(f.Fix), "\n", "\n                 ")))
 	}
 }
 
 func (a providerCommands) writeDiagnosis(b *strings.Builder, d diagnosis) {
-	state, color := "available", green
+	state, color := "available", term.Green
 	if !d.Available {
-		state, color = "not available", red
+		state, color = "not available", term.Red
 	}
 	if d.Available && !d.Isolation {
-		state, color = state+", no isolation", yellow
+		state, color = state+", no isolation", term.Yellow
 	}
 	title := d.Provider
 	if d.Version != "" {
@@ -142,7 +143,7 @@ func (a providerCommands) writeDiagnosis(b *strings.Builder, d diagnosis) {
 	if d.Default {
 		title += " (default)"
 	}
-	_ = writef(b, "%s: %s\n", title, a.paint(a.Stdout, color, state))
+	_ = term.Writef(b, "%s: %s\n", title, a.Paint(a.Stdout, color, state))
 	for _, f := range d.Findings {
 		a.writeFinding(b, f)
 	}
@@ -158,7 +159,7 @@ func (a providerCommands) writeDiagnosis(b *strings.Builder, d diagnosis) {
 		if l.Why != "" {
 			how += ": " + l.Why
 		}
-		_ = writef(b, "  limit    %s: %s\n", name, how)
+		_ = term.Writef(b, "  limit    %s: %s\n", name, how)
 	}
 	b.WriteByte('\n')
 }

@@ -43,7 +43,7 @@ func (a *Env) mustDaemon(ctx context.Context) (*atoll.Client, error) {
 func (a *Env) startNoted(ctx context.Context) error {
 	pid, err := a.startDaemon(ctx, "", nil)
 	if pid != 0 {
-		a.say("note", fmt.Sprintf("started a daemon in the background, as process %d; end it with: atoll down", pid))
+		a.Say("note", fmt.Sprintf("started a daemon in the background, as process %d; end it with: atoll down", pid))
 	}
 	return err
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/envd"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
@@ -56,7 +57,7 @@ signs its certificates itself, Env also makes Node, Python and curl trust them.`
 	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
 		line, ok := envFormats[format]
 		if !ok {
-			return usage(cmd, fmt.Errorf("--format is not one of %s", strings.Join(envFormatNames, ", ")))
+			return term.Usage(cmd, fmt.Errorf("--format is not one of %s", strings.Join(envFormatNames, ", ")))
 		}
 		verbs := []string{"read", "exec", "write"}
 		if admin {
@@ -71,10 +72,10 @@ signs its certificates itself, Env also makes Node, Python and curl trust them.`
 			for _, v := range vars {
 				out[v[0]] = v[1]
 			}
-			return a.printJSON(out)
+			return a.PrintJSON(out)
 		}
 		for _, v := range vars {
-			if err := a.println(line(v[0], v[1])); err != nil {
+			if err := a.Println(line(v[0], v[1])); err != nil {
 				return err
 			}
 		}
@@ -150,7 +151,7 @@ func (a e2bCommands) e2bEnv(ctx context.Context, verbs []string) ([][2]string, e
 // names lead nowhere.
 func (a e2bCommands) byName(ctx context.Context, place *e2bPlace) bool {
 	if place.Domain == "" {
-		a.warn("without a domain, getHost() and get_host() return names in E2B's domain; see --domain of atoll e2b enable")
+		a.Warn("without a domain, getHost() and get_host() return names in E2B's domain; see --domain of atoll e2b enable")
 		return false
 	}
 	host := place.Domain
@@ -163,10 +164,10 @@ func (a e2bCommands) byName(ctx context.Context, place *e2bPlace) bool {
 		return true
 	}
 	if strings.HasPrefix(place.URL, "https:") {
-		a.warn("names below " + host + " cannot be looked up here; point *." + host + " in the DNS to this machine")
+		a.Warn("names below " + host + " cannot be looked up here; point *." + host + " in the DNS to this machine")
 		return true
 	}
-	a.warn("names below " + host + " cannot be looked up here, so programs get URLs instead, which newer SDKs call deprecated; " +
+	a.Warn("names below " + host + " cannot be looked up here, so programs get URLs instead, which newer SDKs call deprecated; " +
 		"getHost() and get_host() return such names all the same. Use a domain of your own with: atoll up --e2b --e2b-domain DOMAIN")
 	return false
 }

@@ -42,7 +42,7 @@ Only the owner of the machine can do this.`,
 		}
 		place, err := c.Admin().EnableE2B(ctx, s)
 		if err == nil {
-			a.notef("atoll: serving clients of E2B on %s; see: atoll e2b env\n", place.Address)
+			a.Notef("atoll: serving clients of E2B on %s; see: atoll e2b env\n", place.Address)
 		}
 		return err
 	})

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -49,7 +50,7 @@ atoll profile test.`,
 		if suggest {
 			p, err := a.learn(ctx, c, box.ID(), "", []string{"egress.denied"})
 			if err == nil && asJSON {
-				return a.printJSON(p)
+				return a.PrintJSON(p)
 			}
 			if err == nil {
 				err = a.printYAML(p)
@@ -66,12 +67,12 @@ atoll profile test.`,
 
 func (a profileCommands) showFlow(e sandbox.Event, asJSON bool) error {
 	if asJSON {
-		return a.printJSONLine(e)
+		return a.PrintJSONLine(e)
 	}
 	rule := e.Policy
 	if rule == "" {
 		rule = "-"
 	}
-	return a.printf("%s  %-7s  %-12s  %8d  %s\n", e.Time.UTC().Format(time.RFC3339),
-		strings.TrimPrefix(e.Type, "egress."), oneLine(rule, 40), e.Bytes, oneLine(e.Subject, 300))
+	return a.Printf("%s  %-7s  %-12s  %8d  %s\n", e.Time.UTC().Format(time.RFC3339),
+		strings.TrimPrefix(e.Type, "egress."), term.OneLine(rule, 40), e.Bytes, term.OneLine(e.Subject, 300))
 }

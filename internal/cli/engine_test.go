@@ -11,6 +11,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/cli/clitest"
+	"github.com/atoll-run/atoll/internal/cli/term"
 )
 
 // The light program continues in the engine before a command has read anything,
@@ -23,7 +24,7 @@ func TestBeginInEngine(t *testing.T) {
 		in := strings.NewReader("input")
 		var said bytes.Buffer
 		a := &App{Env: &Env{
-			Term:   &Term{Stdin: in, Stdout: io.Discard, Stderr: &said, LookupEnv: clitest.Lookup(env)},
+			Term:   &term.Term{Stdin: in, Stdout: io.Discard, Stderr: &said, LookupEnv: clitest.Lookup(env)},
 			Engine: func(dir string) error { engine = dir; return inEngine },
 		}}
 		code := a.Main(t.Context(), append([]string{"--state-dir", state}, args...))

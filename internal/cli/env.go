@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -64,7 +65,7 @@ func labels(files, flags []string) (map[string]string, error) {
 	}
 	for _, flag := range flags {
 		if err := set(flag); err != nil {
-			return nil, badFlag("label", "%q is not a usable label", flag)
+			return nil, term.BadFlag("label", "%q is not a usable label", flag)
 		}
 	}
 	return out, nil
@@ -76,11 +77,11 @@ func labels(files, flags []string) (map[string]string, error) {
 func readPairs(file, flag string, set func(line string) error) error {
 	f, err := os.Open(file)
 	if err != nil {
-		return badFlag(flag, "%v", err)
+		return term.BadFlag(flag, "%v", err)
 	}
 	defer f.Close()
 	if line, err := eachPair(f, set); err != nil {
-		return badFlag(flag, "%s, line %d: %v", file, line, err)
+		return term.BadFlag(flag, "%s, line %d: %v", file, line, err)
 	}
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/internal/cli/clitest"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -21,7 +22,7 @@ func write(t *testing.T, content string) string {
 }
 
 func TestEnvironment(t *testing.T) {
-	a := &Env{Term: &Term{LookupEnv: clitest.Lookup(map[string]string{"OWN": "mine", "EMPTY": ""})}}
+	a := &Env{Term: &term.Term{LookupEnv: clitest.Lookup(map[string]string{"OWN": "mine", "EMPTY": ""})}}
 	tests := []struct {
 		name  string
 		file  string
@@ -53,7 +54,7 @@ func TestEnvironment(t *testing.T) {
 }
 
 func TestEnvironmentKeepsSecrets(t *testing.T) {
-	a := &Env{Term: &Term{LookupEnv: clitest.Lookup(nil)}}
+	a := &Env{Term: &term.Term{LookupEnv: clitest.Lookup(nil)}}
 	const canary = "s3cr3t-canary"
 	_, fileErr := a.environment([]string{write(t, "A=1\nBAD NAME="+canary+"\n")}, nil)
 	_, longErr := a.environment([]string{write(t, "A="+strings.Repeat(canary, 1<<17))}, nil)
@@ -61,12 +62,12 @@ func TestEnvironmentKeepsSecrets(t *testing.T) {
 	_, spaceErr := a.environment(nil, []string{"BAD NAME=" + canary})
 	_, missing := a.environment([]string{"/nonexistent/env"}, nil)
 	for _, err := range []error{fileErr, longErr, flagErr, spaceErr, missing} {
-		text, hint := explain(err)
+		text, hint := term.Explain(err)
 		if sandbox.CodeOf(err) != sandbox.CodeInvalid || strings.Contains(text+hint, canary) {
 			t.Errorf("%q %q", text, hint)
 		}
 	}
-	if text, _ := explain(fileErr); !strings.Contains(text, "line 2") {
+	if text, _ := term.Explain(fileErr); !strings.Contains(text, "line 2") {
 		t.Errorf("%q does not name the line", text)
 	}
 }
@@ -75,7 +76,7 @@ func FuzzEachPair(f *testing.F) {
 	f.Add("A=1\n# x\nB\n")
 	f.Add("\ufeff =\x00\n\r\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		a := &Env{Term: &Term{LookupEnv: clitest.Lookup(nil)}}
+		a := &Env{Term: &term.Term{LookupEnv: clitest.Lookup(nil)}}
 		env := map[string]string{}
 		_, _ = eachPair(strings.NewReader(text), func(line string) error {
 			if strings.ContainsRune(line, '\n') || line == "" || line[0] == '#' {
@@ -121,7 +122,7 @@ func TestVolume(t *testing.T) {
 	}
 	for _, bad := range []string{"", "data", ":", "data:", ":/data", "data:/d:rx", "data:/d:ro:x", "data:d", "missing:/d", "da\x00ta:/d"} {
 		_, err := volume(bad)
-		if text, hint := explain(err); sandbox.CodeOf(err) != sandbox.CodeInvalid || hint == "" {
+		if text, hint := term.Explain(err); sandbox.CodeOf(err) != sandbox.CodeInvalid || hint == "" {
 			t.Errorf("%q: %q, hint %q", bad, text, hint)
 		}
 	}
@@ -207,21 +208,5 @@ func TestSplitPlace(t *testing.T) {
 		if got := inside(p); got != want {
 			t.Errorf("inside(%q) is %q", p, got)
 		}
-	}
-}
-
-func TestVisible(t *testing.T) {
-	for text, want := range map[string]string{
-		"plain é ✓\n": "plain é ✓\n", "\x1b[2J": `\u001b[2J`, "\x9b": `\ufffd`, "a\u202eb": `a\u202eb`, "\r": `\u000d`,
-	} {
-		if got := visible(text); got != want {
-			t.Errorf("%q became %q, want %q", text, got, want)
-		}
-	}
-	if got := oneLine("a\nb\tc"+strings.Repeat("x", 100), 10); got != "a b cxxxx…" {
-		t.Errorf("got %q", got)
-	}
-	if got := commandText([]string{"sh", "-c", "it's", ""}); got != `sh -c 'it'\''s' ''` {
-		t.Errorf("got %s", got)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/internal/cli/clitest"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -16,7 +17,7 @@ func failing(err error) (*App, *bytes.Buffer) {
 	var said bytes.Buffer
 	return &App{Env: &Env{
 		Open:      func(string) (System, error) { return nil, err },
-		Term:      &Term{Stdout: &bytes.Buffer{}, Stderr: &said, LookupEnv: clitest.Lookup(nil)},
+		Term:      &term.Term{Stdout: &bytes.Buffer{}, Stderr: &said, LookupEnv: clitest.Lookup(nil)},
 		Providers: []ProviderInfo{{Name: "fake"}},
 	}}, &said
 }
@@ -34,7 +35,7 @@ func TestErrorsAsJSON(t *testing.T) {
 		a, said := failing(tt.err)
 		code := a.Main(t.Context(), []string{"image", "ls", "--json"})
 		var got struct{ Error sandbox.Error }
-		if err := json.Unmarshal(said.Bytes(), &got); err != nil || got.Error != tt.want || code != exitFailure {
+		if err := json.Unmarshal(said.Bytes(), &got); err != nil || got.Error != tt.want || code != term.ExitFailure {
 			t.Errorf("code %d, %v: %q", code, err, said)
 		}
 		if lines := strings.Count(said.String(), "\n"); lines != 1 || strings.ContainsRune(said.String(), 0x1b) {
@@ -91,9 +92,9 @@ func TestUsageErrors(t *testing.T) {
 		if text != "atoll: error: "+tt.text || !strings.HasPrefix(hint, "atoll: hint: ") || !strings.Contains(hint, tt.hint) {
 			t.Errorf("atoll %s says %q; want %q, and a hint with %q", tt.line, said, tt.text, tt.hint)
 		}
-		want := exitUsage
+		want := term.ExitUsage
 		if strings.HasPrefix(tt.line, "run ") {
-			want = exitAtoll
+			want = term.ExitAtoll
 		}
 		if code != want {
 			t.Errorf("atoll %s: exit code %d, want %d", tt.line, code, want)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/admin"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -78,7 +79,7 @@ a time that is still to come.`,
 			return err
 		}
 		if ctx.Err() != nil {
-			return exitCode(130)
+			return term.ExitCode(130)
 		}
 		return nil
 	})
@@ -161,7 +162,7 @@ func (a eventCommands) showEvent(tenant string, e sandbox.Event, asJSON bool) er
 		if err != nil {
 			return err
 		}
-		return a.printJSONLine(json.RawMessage(text))
+		return a.PrintJSONLine(json.RawMessage(text))
 	}
 	if tenant != "" {
 		e.Type = tenant + "  " + e.Type
@@ -174,7 +175,7 @@ func (a eventCommands) showEvent(tenant string, e sandbox.Event, asJSON bool) er
 			fields = append(fields, extra)
 		}
 	}
-	return a.println(oneLine(strings.Join(fields, "  "), 400))
+	return a.Println(term.OneLine(strings.Join(fields, "  "), 400))
 }
 
 func (a eventCommands) auditCmd() *cobra.Command {
@@ -214,7 +215,7 @@ collectors to read from a file; that cannot be checked by its hashes.`,
 		if err != nil {
 			return err
 		}
-		return c.Admin().ExportAudit(ctx, admin.AuditFormat(format), opts, a.plainOutput())
+		return c.Admin().ExportAudit(ctx, admin.AuditFormat(format), opts, a.PlainOutput())
 	})
 	return cmd
 }
@@ -235,11 +236,11 @@ that is kept outside the database.`,
 			return err
 		}
 		if asJSON {
-			err = a.printJSON(report)
+			err = a.PrintJSON(report)
 		} else if report.Sound {
-			err = a.printf("%d records, all valid\n", report.Records)
+			err = a.Printf("%d records, all valid\n", report.Records)
 			if report.Pruned > 0 && err == nil {
-				err = a.printf("records up to %d were pruned, last at %s\n", report.Pruned, report.PrunedAt.UTC().Format(time.RFC3339))
+				err = a.Printf("records up to %d were pruned, last at %s\n", report.Pruned, report.PrunedAt.UTC().Format(time.RFC3339))
 			}
 		}
 		if err != nil || report.Sound {

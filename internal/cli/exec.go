@@ -12,6 +12,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/viewing"
 )
@@ -49,7 +50,7 @@ atoll ps, logs, attach, kill. The exit codes are the same as those of atoll run.
 			words = words[1:]
 		}
 		if len(words) == 0 {
-			return &usageError{message: "no command given", hint: "for example: atoll exec " + args[0] + " -- ls /"}
+			return &term.UsageError{Message: "no command given", Hint: "for example: atoll exec " + args[0] + " -- ls /"}
 		}
 		env, err := a.environment(how.envFiles, how.env)
 		if err != nil {
@@ -79,7 +80,7 @@ func (a processCommands) execIn(ctx context.Context, name string, c sandbox.Comm
 		if err != nil {
 			return err
 		}
-		err = a.println(p.Info().ID)
+		err = a.Println(p.Info().ID)
 		return errors.Join(err, p.Close())
 	}
 	return a.connect(ctx, name, how, func(ctx context.Context, box box) (driver.Process, error) {
@@ -102,22 +103,22 @@ func (a processCommands) connect(ctx context.Context, name string, how *commandF
 		}
 		defer p.Close()
 		_, shared := p.(*atoll.Terminal)
-		if p.Info().TTY && s.stdin != nil && isTerminal(a.Stdin) && s.sizes == nil { // attach
-			s.sizes = a.terminal()
+		if p.Info().TTY && s.stdin != nil && term.IsTerminal(a.Stdin) && s.sizes == nil { // attach
+			s.sizes = a.Terminal()
 			s.terminal, _ = a.Stdin.(*os.File)
-			_ = p.Resize(ctx, windowSize(s.sizes)) // it may just have ended
+			_ = p.Resize(ctx, term.WindowSize(s.sizes)) // it may just have ended
 		}
 		s.canLeave(ctx, p, how.keys)
 		err = s.use(ctx, p)
 		back := "atoll attach "
 		if shared {
 			back = "atoll terminal "
-			if isTerminal(a.Stdout) {
-				_ = a.printf("%s", painted(resetScreen))
+			if term.IsTerminal(a.Stdout) {
+				_ = a.Printf("%s", term.Painted(term.ResetScreen))
 			}
 		}
-		if errors.Is(err, errDetached) {
-			a.say("note", "detached; to come back: "+back+box.Name())
+		if errors.Is(err, term.ErrDetached) {
+			a.Say("note", "detached; to come back: "+back+box.Name())
 			return sandbox.Exit{Reason: sandbox.ReasonExited}, nil
 		}
 		if err != nil {
@@ -144,7 +145,7 @@ a terminal, so does the shell; otherwise the shell reads a script from standard 
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		how := commandFlags{interactive: true, tty: isTerminal(a.Stdin)}
+		how := commandFlags{interactive: true, tty: term.IsTerminal(a.Stdin)}
 		c := a.command(&how, nil)
 		c.Shell = "if command -v bash >/dev/null; then exec bash; fi; exec sh"
 		return a.execIn(cmd.Context(), args[0], c, &how)
@@ -154,7 +155,7 @@ a terminal, so does the shell; otherwise the shell reads a script from standard 
 
 func (a processCommands) attachCmd() *cobra.Command {
 	var noInput, shared, readOnly bool
-	var keys keysFlag
+	var keys term.KeysFlag
 	cmd := &cobra.Command{
 		Use:   "attach [flags] SANDBOX [ID]",
 		Short: "Connect to a background command",
@@ -178,7 +179,7 @@ atoll terminal.`,
 	cmd.Flags().BoolVar(&noInput, "no-stdin", false, "do not connect standard input")
 	cmd.Flags().BoolVar(&shared, "shared", false, "share the terminal of the command with other viewers")
 	cmd.Flags().BoolVar(&readOnly, "read-only", false, "with --shared: only watch")
-	keys.register(cmd.Flags())
+	keys.Register(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if shared {
 			return a.share(cmd.Context(), args[0], keys, func(ctx context.Context, box box) (opts atoll.TerminalOptions, err error) {
@@ -188,9 +189,9 @@ atoll terminal.`,
 			})
 		}
 		if readOnly {
-			return badFlag("read-only", "needs --shared; see also --no-stdin")
+			return term.BadFlag("read-only", "needs --shared; see also --no-stdin")
 		}
-		how := &commandFlags{interactive: !noInput && (isTerminal(a.Stdin) || !isNull(a.Stdin)), keys: keys}
+		how := &commandFlags{interactive: !noInput && (term.IsTerminal(a.Stdin) || !term.IsNull(a.Stdin)), keys: keys}
 		return a.connect(cmd.Context(), args[0], how, func(ctx context.Context, box box) (driver.Process, error) {
 			id, err := pickCommand(ctx, box, args[1:], false)
 			if err != nil {
@@ -204,7 +205,7 @@ atoll terminal.`,
 
 func (a processCommands) terminalCmd() *cobra.Command {
 	var readOnly, asLink bool
-	var keys keysFlag
+	var keys term.KeysFlag
 	var link linkFlags
 	cmd := &cobra.Command{
 		Use:   "terminal [flags] SANDBOX",
@@ -224,7 +225,7 @@ no browser. Whoever opens the link needs no key, and sees this terminal and noth
 	}
 	cmd.Flags().BoolVar(&readOnly, "read-only", false, "only watch")
 	cmd.Flags().BoolVar(&asLink, "link", false, "open it in the browser, with a link that works once")
-	keys.register(cmd.Flags())
+	keys.Register(cmd.Flags())
 	link.register(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if asLink {
@@ -234,7 +235,7 @@ no browser. Whoever opens the link needs no key, and sees this terminal and noth
 			})(cmd, args)
 		}
 		if name := link.used(cmd); name != "" {
-			return badFlag(name, "needs --link")
+			return term.BadFlag(name, "needs --link")
 		}
 		return a.share(cmd.Context(), args[0], keys, func(context.Context, box) (atoll.TerminalOptions, error) {
 			return atoll.TerminalOptions{Watch: readOnly}, nil
@@ -244,15 +245,15 @@ no browser. Whoever opens the link needs no key, and sees this terminal and noth
 }
 
 // share shows a terminal of a sandbox as one of its viewers.
-func (a processCommands) share(ctx context.Context, name string, keys keysFlag, which func(context.Context, box) (atoll.TerminalOptions, error)) error {
+func (a processCommands) share(ctx context.Context, name string, keys term.KeysFlag, which func(context.Context, box) (atoll.TerminalOptions, error)) error {
 	how := &commandFlags{interactive: true, keys: keys}
 	return a.connect(ctx, name, how, func(ctx context.Context, box box) (driver.Process, error) {
 		opts, err := which(ctx, box)
 		if err != nil {
 			return nil, err
 		}
-		if screen := a.terminal(); screen != nil {
-			opts.Size = windowSize(screen)
+		if screen := a.Terminal(); screen != nil {
+			opts.Size = term.WindowSize(screen)
 		}
 		s, err := a.daemonSandbox(ctx, name)
 		if err != nil {
@@ -306,7 +307,7 @@ func (a processCommands) psCmd() *cobra.Command {
 		GroupID: groupBox,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
-				return &usageError{message: "name the sandbox whose commands to list", hint: "to list sandboxes: atoll ls"}
+				return &term.UsageError{Message: "name the sandbox whose commands to list", Hint: "to list sandboxes: atoll ls"}
 			}
 			return nil
 		},
@@ -324,13 +325,13 @@ func (a processCommands) psCmd() *cobra.Command {
 			return err
 		}
 		if asJSON {
-			return a.printJSON(append([]sandbox.ProcessInfo{}, all...))
+			return a.PrintJSON(append([]sandbox.ProcessInfo{}, all...))
 		}
 		rows := make([][]string, 0, len(all))
 		for _, p := range all {
-			rows = append(rows, []string{p.ID, fmt.Sprint(p.PID), processState(p), ago(p.Started), commandText(p.Args)})
+			rows = append(rows, []string{p.ID, fmt.Sprint(p.PID), processState(p), term.Ago(p.Started), term.CommandText(p.Args)})
 		}
-		return a.table("ID PID STATE STARTED COMMAND", rows)
+		return a.Table("ID PID STATE STARTED COMMAND", rows)
 	})
 	return cmd
 }
@@ -395,7 +396,7 @@ func (a processCommands) showLogs(ctx context.Context, box box, id string, opts 
 	defer logs.Close()
 	err = a.copyLogs(logs)
 	if ctx.Err() != nil {
-		return exitCode(exitInterrupted)
+		return term.ExitCode(term.ExitInterrupted)
 	}
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -41,10 +42,10 @@ func parseFilters(texts []string) (filters, error) {
 			key = "state"
 		}
 		if _, known := filterKeys[key]; !known || !ok || value == "" {
-			return nil, badFlag("filter", "%q is not KEY=VALUE with a key of name, id, state, image or label", text)
+			return nil, term.BadFlag("filter", "%q is not KEY=VALUE with a key of name, id, state, image or label", text)
 		}
 		if key == "state" && !slices.Contains(states, sandbox.State(value)) {
-			return nil, badFlag("filter", "%q is not a state, which are %s", value, strings.Join(stateNames(), ", "))
+			return nil, term.BadFlag("filter", "%q is not a state, which are %s", value, strings.Join(stateNames(), ", "))
 		}
 		f[key] = append(f[key], value)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
@@ -104,7 +105,8 @@ func (d *daysFlag) Set(text string) error {
 }
 
 func (d *daysFlag) String() string { return (*durationFlag)(d).String() }
-func (d *daysFlag) Type() string   { return "duration" }
+
+func (d *daysFlag) Type() string { return "duration" }
 
 // restartFlag is a restart policy, written as Docker does: no, on-failure,
 // on-failure:5, always. It satisfies pflag.Value.
@@ -149,7 +151,8 @@ func (i *isolationFlag) Set(text string) error {
 }
 
 func (i *isolationFlag) String() string { return string(*i) }
-func (i *isolationFlag) Type() string   { return "kind" }
+
+func (i *isolationFlag) Type() string { return "kind" }
 
 func (i *isolationFlag) register(cmd *cobra.Command) {
 	cmd.Flags().Var(i, "isolation", "at least this isolation: none, kernel (a kernel of its own) or hardware (a virtual machine)")
@@ -166,7 +169,7 @@ type commandFlags struct {
 	timeout       durationFlag
 	json          bool
 	outputLimit   sizeFlag
-	keys          keysFlag // that detach from a terminal
+	keys          term.KeysFlag // that detach from a terminal
 }
 
 func (f *commandFlags) register(flags *pflag.FlagSet) {
@@ -178,7 +181,7 @@ func (f *commandFlags) register(flags *pflag.FlagSet) {
 	flags.BoolVarP(&f.interactive, "interactive", "i", false, "connect standard input; without it the command's standard input is empty")
 	flags.BoolVarP(&f.tty, "tty", "t", false, "run on a terminal")
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run in the background")
-	f.keys.register(flags)
+	f.keys.Register(flags)
 	flags.Var(&f.timeout, "timeout", "kill the command after this time, such as 30s; the exit code is then 124")
 	flags.BoolVar(&f.json, "json", false, "write one JSON object with the exit code and the output")
 	f.outputLimit = defaultOutputLimit
@@ -189,13 +192,13 @@ func (f *commandFlags) register(flags *pflag.FlagSet) {
 func (f *commandFlags) validate(cmd *cobra.Command) error {
 	switch {
 	case f.detach && (f.interactive || f.tty) && cmd.Name() != "run":
-		return badFlag("detach", "a command in the background has neither input nor terminal; leave out -i and -t")
+		return term.BadFlag("detach", "a command in the background has neither input nor terminal; leave out -i and -t")
 	case f.json && f.tty:
-		return badFlag("json", "cannot be used with --tty")
+		return term.BadFlag("json", "cannot be used with --tty")
 	case f.json && f.detach:
-		return badFlag("json", "cannot be used with --detach; see: atoll ps --json")
+		return term.BadFlag("json", "cannot be used with --detach; see: atoll ps --json")
 	case !f.json && cmd.Flags().Changed("output-limit"):
-		return badFlag("output-limit", "only works with --json")
+		return term.BadFlag("output-limit", "only works with --json")
 	}
 	return nil
 }
@@ -279,23 +282,23 @@ func (f *boxFlags) validate(cmd *cobra.Command, detach bool) error {
 	rm := cmd.Flags().Changed("rm")
 	switch {
 	case rm && f.remove && f.keep:
-		return badFlag("keep", "cannot be used with --rm")
+		return term.BadFlag("keep", "cannot be used with --rm")
 	case cmd.Flags().Changed("restart") && !detach:
-		return badFlag("restart", "only works with --detach")
+		return term.BadFlag("restart", "only works with --detach")
 	case rm && f.remove && detach && f.restart.policy != "" && f.restart.policy != sandbox.RestartNo:
-		return badFlag("restart", "cannot be used with --rm")
+		return term.BadFlag("restart", "cannot be used with --rm")
 	case f.snapshot != "" && cmd.Flags().Changed("image"):
-		return badFlag("snapshot", "cannot be used with --image")
+		return term.BadFlag("snapshot", "cannot be used with --image")
 	case f.life.action != "" && f.lifetime == 0:
-		return badFlag("lifetime-action", "needs --lifetime")
+		return term.BadFlag("lifetime-action", "needs --lifetime")
 	case f.life.idleAction != "" && f.idle <= 0:
-		return badFlag("idle-action", "needs --idle")
+		return term.BadFlag("idle-action", "needs --idle")
 	case cmd.Flags().Changed("cpus") && f.cpus <= 0:
-		return badFlag("cpus", "%v is not a positive number", f.cpus)
+		return term.BadFlag("cpus", "%v is not a positive number", f.cpus)
 	case cmd.Flags().Changed("egress") && f.profile != "":
-		return badFlag("egress", "cannot be used with --profile: write the hosts into the profile")
+		return term.BadFlag("egress", "cannot be used with --profile: write the hosts into the profile")
 	case cmd.Flags().Changed("pids") && f.pids <= 0:
-		return badFlag("pids", "%d is not a positive number", f.pids)
+		return term.BadFlag("pids", "%d is not a positive number", f.pids)
 	}
 	return nil
 }

@@ -64,12 +64,12 @@ func (f *forwarder) run(ctx context.Context, address string, pairs []forwardPair
 // tell prints the address of a port.
 func (f *forwarder) tell(at net.Addr, remote uint16) error {
 	if f.asJSON {
-		return f.env.printJSONLine(struct {
+		return f.env.PrintJSONLine(struct {
 			Local  string `json:"local"`
 			Remote uint16 `json:"remote"`
 		}{at.String(), remote})
 	}
-	return f.env.printf("%s -> %s:%d\n", at, f.box.Name(), remote)
+	return f.env.Printf("%s -> %s:%d\n", at, f.box.Name(), remote)
 }
 
 // failed reports why a connection was refused. A sandbox that is gone ends the forward.
@@ -84,5 +84,5 @@ func (f *forwarder) failed(err error, end context.CancelCauseFunc) {
 func (f *forwarder) complain(err error) {
 	f.say.Lock()
 	defer f.say.Unlock()
-	f.env.report(nil, err)
+	f.env.Report(nil, err)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/coding"
 )
@@ -61,17 +62,17 @@ func reading[T any](a gitCommands, cmd *cobra.Command, get func(ctx context.Cont
 		case err != nil:
 			return err
 		case asJSON:
-			return a.printJSON(out)
+			return a.PrintJSON(out)
 		}
 		var text strings.Builder
 		show(&text, out)
-		return a.printf("%s", painted(text.String()))
+		return a.Printf("%s", term.Painted(text.String()))
 	})
 	return cmd
 }
 
 // line is one line of text from a sandbox, for a terminal.
-func line(text string) string { return visible(strings.ReplaceAll(text, "\n", `\n`)) }
+func line(text string) string { return term.Visible(strings.ReplaceAll(text, "\n", `\n`)) }
 
 func (a gitCommands) statusCmd() *cobra.Command {
 	return reading(a, &cobra.Command{
@@ -107,20 +108,20 @@ files that atoll git status lists. The sandbox is in use while it is watched.`,
 		for e, err := range states {
 			switch {
 			case ctx.Err() != nil:
-				return exitCode(130)
+				return term.ExitCode(130)
 			case err != nil:
 				return err
 			case asJSON:
-				err = a.printJSONLine(e)
+				err = a.PrintJSONLine(e)
 			default:
-				err = a.printf("%s", painted(gitLine(e)))
+				err = a.Printf("%s", term.Painted(gitLine(e)))
 			}
 			if err != nil {
 				return err
 			}
 		}
 		if ctx.Err() != nil {
-			return exitCode(130)
+			return term.ExitCode(130)
 		}
 		return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "git.read", Message: "the watch ended", Hint: "start it again"}
 	})
@@ -206,7 +207,7 @@ and with --from what changed since a commit.`,
 	}, showDiff)
 }
 
-func showDiff(w io.Writer, d coding.GitDiff) { fmt.Fprint(w, visible(d.String())) }
+func showDiff(w io.Writer, d coding.GitDiff) { fmt.Fprint(w, term.Visible(d.String())) }
 
 func (a gitCommands) logCmd() *cobra.Command {
 	var opts coding.GitLogOptions
@@ -302,7 +303,7 @@ code 1 means that nothing was found.`,
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		if name, _ := splitPlace(args[0]); name == "" { // docker search names an image
-			return &usageError{message: "the place has no path", hint: "write it as " + args[0] + ":/workspace; images are listed by: atoll image ls"}
+			return &term.UsageError{Message: "the place has no path", Hint: "write it as " + args[0] + ":/workspace; images are listed by: atoll image ls"}
 		}
 		box, p, err := a.place(ctx, args[0])
 		if err != nil {
@@ -317,7 +318,7 @@ code 1 means that nothing was found.`,
 		case err != nil:
 			return err
 		case asJSON:
-			return a.printJSON(out)
+			return a.PrintJSON(out)
 		}
 		var text strings.Builder
 		for _, m := range out.Matches {
@@ -327,17 +328,17 @@ code 1 means that nothing was found.`,
 				fmt.Fprintf(&text, "%s:%d:%s\n", line(m.Path), m.Line, line(m.Text))
 			}
 		}
-		if err := a.printf("%s", painted(text.String())); err != nil {
+		if err := a.Printf("%s", term.Painted(text.String())); err != nil {
 			return err
 		}
 		if out.Truncated {
-			a.notef("there may be more matches; see --max\n")
+			a.Notef("there may be more matches; see --max\n")
 		}
 		if out.Skipped > 0 {
-			a.notef("files of more than 4 MiB were not searched: %d\n", out.Skipped)
+			a.Notef("files of more than 4 MiB were not searched: %d\n", out.Skipped)
 		}
 		if len(out.Matches) == 0 {
-			return exitCode(exitFailure)
+			return term.ExitCode(term.ExitFailure)
 		}
 		return nil
 	})
@@ -368,14 +369,14 @@ nothing.`,
 			return err
 		}
 		if req.Path = p; p == "" {
-			return &usageError{message: "the place has no path", hint: "write it as " + args[0] + ":/workspace"}
+			return &term.UsageError{Message: "the place has no path", Hint: "write it as " + args[0] + ":/workspace"}
 		}
 		out, err := box.Files().Patch(ctx, req)
 		switch {
 		case err != nil:
 			return err
 		case asJSON:
-			return a.printJSON(out)
+			return a.PrintJSON(out)
 		}
 		var text strings.Builder
 		for _, f := range out.Files {
@@ -385,7 +386,7 @@ nothing.`,
 			}
 			fmt.Fprintf(&text, " +%d -%d\n", f.Additions, f.Deletions)
 		}
-		return a.printf("%s", painted(text.String()))
+		return a.Printf("%s", term.Painted(text.String()))
 	})
 	return cmd
 }

@@ -27,6 +27,7 @@ import (
 	"mvdan.cc/sh/v3/shell"
 
 	"github.com/atoll-run/atoll/internal/cli/clitest"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -268,7 +269,7 @@ func TestAttackTerminalByADaemon(t *testing.T) {
 		var stdout, stderr bytes.Buffer
 		a := &App{Env: &Env{
 			Providers: []ProviderInfo{{Name: "gvisor"}},
-			Term:      &Term{Stdin: strings.NewReader("value"), Stdout: &stdout, Stderr: &stderr, LookupEnv: clitest.Lookup(env)},
+			Term:      &term.Term{Stdin: strings.NewReader("value"), Stdout: &stdout, Stderr: &stderr, LookupEnv: clitest.Lookup(env)},
 		}}
 		defer func() {
 			if failed := recover(); failed != nil {
@@ -327,23 +328,6 @@ func TestAttackTerminalByADaemon(t *testing.T) {
 	}
 }
 
-// What is written for programs means the same as before.
-func TestEscapedJSON(t *testing.T) {
-	t.Parallel()
-	var out bytes.Buffer
-	want := map[string]string{clitest.Evil: "é ✓ 日本 " + clitest.Evil + "\n\t<&>"}
-	if err := writeJSON(&out, want, "  "); err != nil {
-		t.Fatal(err)
-	}
-	var got map[string]string
-	if err := json.Unmarshal(out.Bytes(), &got); err != nil || got[clitest.Evil] != want[clitest.Evil] {
-		t.Errorf("got %q, %v", got, err)
-	}
-	if found := clitest.Harm(out.String()); found != "" || !strings.Contains(out.String(), "é ✓ 日本") {
-		t.Errorf("contains %s: %s", found, out.String())
-	}
-}
-
 // A profile that is shown can be read again.
 func TestEscapedYAML(t *testing.T) {
 	t.Parallel()
@@ -371,7 +355,7 @@ func TestAuditOnTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer terminal.Close()
-	a := &App{Env: &Env{Term: &Term{Stdin: strings.NewReader(""), Stdout: tty, Stderr: io.Discard, LookupEnv: func(name string) (string, bool) {
+	a := &App{Env: &Env{Term: &term.Term{Stdin: strings.NewReader(""), Stdout: tty, Stderr: io.Discard, LookupEnv: func(name string) (string, bool) {
 		return server.URL, name == "ATOLL_HOST"
 	}}}}
 	read := make(chan string)
@@ -389,33 +373,18 @@ func TestAuditOnTerminal(t *testing.T) {
 	}
 }
 
-// A character that is written in two parts is shown as one.
-func TestVisibleWriter(t *testing.T) {
-	t.Parallel()
-	var out bytes.Buffer
-	w := &visibleWriter{w: &out}
-	for i := range len("é✓\u202e日") {
-		if n, err := w.Write([]byte{"é✓\u202e日"[i]}); n != 1 || err != nil {
-			t.Fatal(n, err)
-		}
-	}
-	if out.String() != `é✓\u202e日` {
-		t.Errorf("got %q", out.String())
-	}
-}
-
 // What a command in a sandbox is said to have ended with is text of others.
 func TestOutcomeIsVisible(t *testing.T) {
 	t.Parallel()
 	var said bytes.Buffer
-	a := &Env{Term: &Term{Stderr: &said, LookupEnv: clitest.Lookup(nil)}}
+	a := &Env{Term: &term.Term{Stderr: &said, LookupEnv: clitest.Lookup(nil)}}
 	_ = a.outcome(sandbox.Exit{Reason: sandbox.ReasonCrashed, Detail: clitest.Evil}, &commandFlags{})
 	if found := clitest.Harm(said.String()); found != "" || !strings.Contains(said.String(), `\u202e`) {
 		t.Errorf("contains %s: %q", found, said.String())
 	}
 }
 
-// passedOn are the functions that use our streams without those of style.go, and why.
+// passedOn are the functions that use our streams without those of term/style.go, and why.
 var passedOn = map[string]string{
 	"Main":          "help and completions, which are made visible",
 	"screenshotCmd": "a picture, never to a terminal",
@@ -425,23 +394,28 @@ var passedOn = map[string]string{
 	"foreground":    "output of a command in a sandbox",
 	"mcpCmd":        "messages for a program",
 	"openEditor":    "the user's editor",
-	"terminal":      "looks for a terminal",
-	"watch":         "looks for a terminal",
+	"Terminal":      "looks for a terminal",
+	"Watch":         "looks for a terminal",
 	"readerGone":    "only the name of standard output",
 	"progress":      "a bar, with visible text",
 	"upCmd":         "a log, which quotes its values",
 }
 
-// All that Atoll says goes through style.go.
+// All that Atoll says goes through term/style.go.
 func TestOutputGoesThroughStyle(t *testing.T) {
 	t.Parallel()
-	files, err := fs.Glob(os.DirFS("."), "*.go")
-	if err != nil {
+	var files []string
+	if err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+		if strings.HasSuffix(path, ".go") {
+			files = append(files, filepath.ToSlash(path))
+		}
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	used := map[string]bool{}
 	for _, name := range files {
-		if strings.HasSuffix(name, "_test.go") || name == "style.go" {
+		if strings.HasSuffix(name, "_test.go") || name == "term/style.go" {
 			continue
 		}
 		set := token.NewFileSet()
@@ -465,7 +439,7 @@ func TestOutputGoesThroughStyle(t *testing.T) {
 					case *ast.SelectorExpr:
 						called = fun.Sel.Name
 					}
-					if slices.Contains([]string{"isTerminal", "paint", "writeJSON", "writef"}, called) {
+					if slices.Contains([]string{"IsTerminal", "Paint", "WriteJSON", "Writef"}, called) {
 						for _, arg := range n.Args {
 							fine[arg] = true
 						}
@@ -479,11 +453,11 @@ func TestOutputGoesThroughStyle(t *testing.T) {
 						of = x.Sel.Name
 					}
 					stream := n.Sel.Name == "Stdout" || n.Sel.Name == "Stderr"
-					if !stream || of != "a" && of != "app" && of != "os" || fine[n] {
+					if !stream || !slices.Contains([]string{"a", "t", "env", "Env", "Term", "os"}, of) || fine[n] {
 						break
 					}
 					if passedOn[f.Name.Name] == "" {
-						t.Errorf("%s: %s uses %s.%s; print with the functions of style.go", set.Position(n.Pos()), f.Name.Name, of, n.Sel.Name)
+						t.Errorf("%s: %s uses %s.%s; print with the functions of term/style.go", set.Position(n.Pos()), f.Name.Name, of, n.Sel.Name)
 					}
 					used[f.Name.Name] = true
 				}

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/template"
@@ -68,7 +69,7 @@ func (a imageCommands) get(f *getFlags, policy image.Policy, how func(*image.Sto
 		return err
 	}
 	done()
-	return a.println(img.Digest)
+	return a.Println(img.Digest)
 }
 
 func (a imageCommands) imagePullCmd() *cobra.Command {
@@ -134,14 +135,14 @@ of.`,
 			for _, img := range all {
 				out = append(out, describe(img))
 			}
-			return a.printJSON(out)
+			return a.PrintJSON(out)
 		}
 		rows := make([][]string, 0, len(all))
 		templates := a.templatesByImage(ctx)
 		for _, img := range all {
-			rows = append(rows, []string{cmp.Or(strings.Join(shownNames(img, templates[img.Digest]), ","), "-"), shortDigest(img.Digest), img.Platform, ago(img.Pulled), units.BytesSize(float64(img.Size)), units.BytesSize(float64(img.Unique))})
+			rows = append(rows, []string{cmp.Or(strings.Join(shownNames(img, templates[img.Digest]), ","), "-"), shortDigest(img.Digest), img.Platform, term.Ago(img.Pulled), units.BytesSize(float64(img.Size)), units.BytesSize(float64(img.Unique))})
 		}
-		return a.table("NAME DIGEST PLATFORM PULLED SIZE UNIQUE", rows)
+		return a.Table("NAME DIGEST PLATFORM PULLED SIZE UNIQUE", rows)
 	})
 	return cmd
 }
@@ -224,7 +225,7 @@ func (a imageCommands) imageInspectCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.printJSON(describe(img))
+		return a.PrintJSON(describe(img))
 	})
 	return cmd
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -19,7 +20,7 @@ of environment variables.`,
   atoll inspect --format '{{.State}}' demo`,
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSandboxes,
 	}
-	cmd.Flags().StringVar(&format, "format", "", formatHelp)
+	cmd.Flags().StringVar(&format, "format", "", term.FormatHelp)
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		c, err := a.daemon(ctx)
 		if err != nil {
@@ -72,19 +73,19 @@ func inspect[T any](a *Env, format string, names []string, get func(name string)
 		s, err := get(name)
 		if err != nil {
 			failed = true
-			a.report(nil, err)
+			a.Report(nil, err)
 			continue
 		}
 		found = append(found, s)
 	}
 	var err error
 	if format == "" {
-		err = a.printJSON(found)
+		err = a.PrintJSON(found)
 	} else if len(found) > 0 {
-		err = formatted(a.Term, format, found)
+		err = term.Formatted(a.Term, format, found)
 	}
 	if err == nil && failed {
-		return exitCode(exitFailure)
+		return term.ExitCode(term.ExitFailure)
 	}
 	return err
 }

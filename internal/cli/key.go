@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -45,12 +46,12 @@ the daemon keeps only its hash.`,
 			return err
 		}
 		if asJSON {
-			return a.printJSON(k)
+			return a.PrintJSON(k)
 		}
-		if isTerminal(a.Stdout) {
+		if term.IsTerminal(a.Stdout) {
 			a.explainKey(k)
 		}
-		return a.println(k.Token)
+		return a.Println(k.Token)
 	})
 	return cmd
 }
@@ -58,11 +59,11 @@ the daemon keeps only its hash.`,
 // explainKey explains the key on a terminal. Standard output contains only the
 // key, for scripts.
 func (a keyCommands) explainKey(k operator.Key) {
-	a.notef("This is the new API key %s, which allows %s", k.ID, strings.Join(k.Verbs, ", "))
+	a.Notef("This is the new API key %s, which allows %s", k.ID, strings.Join(k.Verbs, ", "))
 	if !k.Expires.IsZero() {
-		a.notef(" until %s", k.Expires.UTC().Format(time.RFC3339))
+		a.Notef(" until %s", k.Expires.UTC().Format(time.RFC3339))
 	}
-	a.notef(".\nKeep it now: it is not shown again. Use it as ATOLL_KEY, or end it with: atoll key revoke %s\n", k.ID)
+	a.Notef(".\nKeep it now: it is not shown again. Use it as ATOLL_KEY, or end it with: atoll key revoke %s\n", k.ID)
 }
 
 func (a keyCommands) keyListCmd() *cobra.Command {
@@ -73,7 +74,7 @@ func (a keyCommands) keyListCmd() *cobra.Command {
 	return daemonList(a.Env, cmd, "ID NAME ALLOWS STATE CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]operator.Key, error) {
 		return c.Admin().Keys(ctx)
 	}, func(k operator.Key) []string {
-		return []string{k.ID, k.Name, keyAllows(k), keyState(k), ago(k.Created)}
+		return []string{k.ID, k.Name, keyAllows(k), keyState(k), term.Ago(k.Created)}
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -52,7 +53,7 @@ func (a profileCommands) learn(ctx context.Context, c *atoll.Client, box sandbox
 		}
 		if flag := operatorFlag(e.Subject); flag != "" && !flags[flag] {
 			flags[flag] = true
-			a.say("note", "a rule is not enough for one of the addresses; the owner of the machine allows it with: "+flag)
+			a.Say("note", "a rule is not enough for one of the addresses; the owner of the machine allows it with: "+flag)
 		}
 		if s, ok := seen(&e); ok && !known[s] {
 			known[s] = true
@@ -61,10 +62,10 @@ func (a profileCommands) learn(ctx context.Context, c *atoll.Client, box sandbox
 	}
 	profile, left := policy.Learn(name, all)
 	for _, s := range left {
-		a.say("note", "skipped, because no rule can allow it: "+oneLine(strings.TrimSpace(s.Method+" "+s.Host+s.Path), 100))
+		a.Say("note", "skipped, because no rule can allow it: "+term.OneLine(strings.TrimSpace(s.Method+" "+s.Host+s.Path), 100))
 	}
 	if len(profile.Rules) > 0 {
-		a.say("note", "review it before you use it: it also allows what the sandbox should not have tried")
+		a.Say("note", "review it before you use it: it also allows what the sandbox should not have tried")
 	}
 	return profile, nil
 }
@@ -106,11 +107,11 @@ With --save it is stored and applied at once to the sandboxes that use it.`,
 				return err
 			}
 			if asJSON {
-				return a.printJSON(stored)
+				return a.PrintJSON(stored)
 			}
-			return a.printf("%s is at version %d\n", stored.Name, stored.Version)
+			return a.Printf("%s is at version %d\n", stored.Name, stored.Version)
 		case asJSON:
-			return a.printJSON(p)
+			return a.PrintJSON(p)
 		}
 		return a.printYAML(p)
 	})

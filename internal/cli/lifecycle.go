@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
@@ -42,7 +43,7 @@ removed, and stop says so.`,
 			}
 			kept, err := b.Stop(ctx, time.Duration(grace))
 			if err == nil && !kept {
-				a.say("note", b.Name()+" is removed: its files could not be kept")
+				a.Say("note", b.Name()+" is removed: its files could not be kept")
 			}
 			return b.Name(), err
 		})
@@ -57,7 +58,7 @@ func (a lifecycleCommands) each(names []string, do func(name string) (string, er
 		if err != nil {
 			return err
 		}
-		if err := a.println(done); err != nil {
+		if err := a.Println(done); err != nil {
 			return err
 		}
 	}
@@ -85,10 +86,10 @@ func (a lifecycleCommands) changeCmd(cmd *cobra.Command, change func(context.Con
 			all = append(all, info)
 		}
 		if asJSON {
-			return a.printJSON(all)
+			return a.PrintJSON(all)
 		}
 		for _, info := range all {
-			if err := a.println(info.Name); err != nil {
+			if err := a.Println(info.Name); err != nil {
 				return err
 			}
 		}
@@ -100,7 +101,7 @@ func (a lifecycleCommands) changeCmd(cmd *cobra.Command, change func(context.Con
 // noteReason explains a sandbox's state, if necessary.
 func (a *Env) noteReason(info sandbox.Sandbox) {
 	if info.Reason != "" {
-		a.say("note", info.Name+": "+info.Reason)
+		a.Say("note", info.Name+": "+info.Reason)
 	}
 }
 
@@ -160,11 +161,11 @@ func (a lifecycleCommands) updateCmd() *cobra.Command {
 	a.changeCmd(cmd, func(ctx context.Context, s *atoll.Sandbox) (sandbox.Sandbox, error) {
 		switch {
 		case !cmd.Flags().Changed("egress") && !slices.ContainsFunc(changes, cmd.Flags().Changed):
-			return sandbox.Sandbox{}, &usageError{message: "nothing to change", hint: "for example: atoll update --memory 1g " + s.Name()}
+			return sandbox.Sandbox{}, &term.UsageError{Message: "nothing to change", Hint: "for example: atoll update --memory 1g " + s.Name()}
 		case cmd.Flags().Changed("cpus") && cpus <= 0:
-			return sandbox.Sandbox{}, badFlag("cpus", "%v is not a positive number", cpus)
+			return sandbox.Sandbox{}, term.BadFlag("cpus", "%v is not a positive number", cpus)
 		case cmd.Flags().Changed("pids") && pids <= 0:
-			return sandbox.Sandbox{}, badFlag("pids", "%d is not a positive number", pids)
+			return sandbox.Sandbox{}, term.BadFlag("pids", "%d is not a positive number", pids)
 		}
 		c := sandbox.Change{Resources: sandbox.Resources{CPUs: cpus, Memory: int64(memory), Disk: int64(disk), PIDs: pids}, RequireLimits: requireLimits}
 		var err error
@@ -227,7 +228,7 @@ func span(cmd *cobra.Command, flag, text string) (*time.Duration, error) {
 	var d durationFlag
 	if text != "never" {
 		if err := d.Set(text); err != nil {
-			return nil, badFlag(flag, "%v, nor never", err)
+			return nil, term.BadFlag(flag, "%v, nor never", err)
 		}
 	}
 	return (*time.Duration)(&d), nil
@@ -244,7 +245,7 @@ func labelChanges(list, remove []string) (map[string]*string, error) {
 	}
 	for _, k := range remove {
 		if strings.Contains(k, "=") {
-			return nil, badFlag("unlabel", "%q is not the KEY of a label", k)
+			return nil, term.BadFlag("unlabel", "%q is not the KEY of a label", k)
 		}
 		out[k] = nil
 	}
@@ -271,7 +272,7 @@ original keeps running. Fork prints the names of the copies. It makes all or non
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		if opts.Count < 1 {
-			return badFlag("count", "%d is not a positive number", opts.Count)
+			return term.BadFlag("count", "%d is not a positive number", opts.Count)
 		}
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
@@ -296,7 +297,7 @@ original keeps running. Fork prints the names of the copies. It makes all or non
 			for i, made := range copies {
 				infos[i] = made.Info()
 			}
-			return a.printJSON(infos)
+			return a.PrintJSON(infos)
 		}
 		names := make([]string, len(copies))
 		for i, made := range copies {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -43,7 +43,7 @@ running ones.`,
 	cmd.Flags().StringArrayVarP(&wanted, "label", "l", nil, "only those with this label: KEY or KEY=VALUE")
 	cmd.Flags().StringArrayVarP(&filter, "filter", "f", nil, "only those with this KEY=VALUE: name (a part of it), id (how it begins), state, image, label")
 	cmd.Flags().BoolP("all", "a", false, "no effect: ls always shows stopped ones too")
-	cmd.Flags().StringVar(&format, "format", "", formatHelp)
+	cmd.Flags().StringVar(&format, "format", "", term.FormatHelp)
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "refresh the list every second, until interrupted")
 	allTenantsFlag(cmd.Flags(), &allTenants)
 	cmd.MarkFlagsMutuallyExclusive("json", "quiet", "format", "watch")
@@ -62,12 +62,12 @@ running ones.`,
 			return slices.DeleteFunc(all, func(s sandbox.Sandbox) bool { return !hasLabels(s.Labels, wanted) || !only.match(s) }), err
 		}
 		if watch {
-			return a.watch(ctx, time.Second, func(ctx context.Context) (string, error) {
+			return a.Watch(ctx, time.Second, func(ctx context.Context) (string, error) {
 				all, err := list(ctx)
-				return tableText(sandboxHeader, sandboxRows(all)), err
+				return term.TableText(sandboxHeader, sandboxRows(all)), err
 			})
 		}
-		if _, err := row(format, sandbox.Sandbox{}); err != nil {
+		if _, err := term.Row(format, sandbox.Sandbox{}); err != nil {
 			return err
 		}
 		all, err := list(ctx)
@@ -75,7 +75,7 @@ running ones.`,
 			return err
 		}
 		if format != "" {
-			return formatted(a.Term, format, all)
+			return term.Formatted(a.Term, format, all)
 		}
 		return a.showSandboxes(all, asJSON, quiet)
 	})
@@ -84,17 +84,17 @@ running ones.`,
 
 func (a listCommands) showSandboxes(all []sandbox.Sandbox, asJSON, quiet bool) error {
 	if asJSON {
-		return a.printJSON(append([]sandbox.Sandbox{}, all...))
+		return a.PrintJSON(append([]sandbox.Sandbox{}, all...))
 	}
 	if quiet {
 		for _, s := range all {
-			if err := a.println(s.Name); err != nil {
+			if err := a.Println(s.Name); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	return a.table(sandboxHeader, sandboxRows(all))
+	return a.Table(sandboxHeader, sandboxRows(all))
 }
 
 const sandboxHeader = "NAME STATE IMAGE ISOLATION CREATED ENDS LABELS"
@@ -108,7 +108,7 @@ func sandboxRows(all []sandbox.Sandbox) [][]string {
 		} else if s.Exit != nil {
 			state += " (" + string(s.Exit.Reason) + ")"
 		}
-		rows = append(rows, []string{s.Name, state, s.Image, orDash(string(s.Isolation)), ago(s.Created), ends(&s), labelText(s.Labels)})
+		rows = append(rows, []string{s.Name, state, s.Image, term.OrDash(string(s.Isolation)), term.Ago(s.Created), ends(&s), term.LabelText(s.Labels)})
 	}
 	return rows
 }
@@ -122,7 +122,7 @@ func ends(s *sandbox.Sandbox) string {
 	if s.Lifetime.Idle > 0 {
 		when = append(when, "unused for "+units.HumanDuration(s.Lifetime.Idle))
 	}
-	return orDash(strings.Join(when, " or "))
+	return term.OrDash(strings.Join(when, " or "))
 }
 
 func hasLabels(have map[string]string, wanted []string) bool {
@@ -133,14 +133,6 @@ func hasLabels(have map[string]string, wanted []string) bool {
 		}
 	}
 	return true
-}
-
-func labelText(labels map[string]string) string {
-	pairs := make([]string, 0, len(labels))
-	for _, k := range slices.Sorted(maps.Keys(labels)) {
-		pairs = append(pairs, k+"="+labels[k])
-	}
-	return strings.Join(pairs, ",")
 }
 
 func (a listCommands) rmCmd() *cobra.Command {
@@ -162,7 +154,7 @@ is no failure.`,
 	allTenantsFlag(cmd.Flags(), &allTenants)
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if (len(args) == 0) == !all {
-			return &usageError{message: "name the sandboxes to remove, or give --all", hint: "see what exists with: atoll ls"}
+			return &term.UsageError{Message: "name the sandboxes to remove, or give --all", Hint: "see what exists with: atoll ls"}
 		}
 		return nil
 	}
@@ -228,18 +220,18 @@ func (a listCommands) removeAll(ctx context.Context, t target, names []string, f
 		case o.err != nil && ctx.Err() != nil:
 			return o.err
 		case o.err != nil && force && missing(o.err):
-			a.say("note", oneLine(names[i], 80)+": no such sandbox")
+			a.Say("note", term.OneLine(names[i], 80)+": no such sandbox")
 		case o.err != nil:
 			failed = true
-			a.report(nil, o.err)
+			a.Report(nil, o.err)
 		case o.shown != "":
-			if err := a.println(o.shown); err != nil {
+			if err := a.Println(o.shown); err != nil {
 				return err
 			}
 		}
 	}
 	if failed {
-		return exitCode(exitFailure)
+		return term.ExitCode(term.ExitFailure)
 	}
 	return nil
 }
@@ -272,7 +264,7 @@ func idle(ctx context.Context, box box) error {
 	for _, p := range all {
 		if p.Running {
 			return &sandbox.Error{
-				Code: sandbox.CodeConflict, Subject: box.Name(), Message: "a command runs in it: " + oneLine(commandText(p.Args), 60),
+				Code: sandbox.CodeConflict, Subject: box.Name(), Message: "a command runs in it: " + term.OneLine(term.CommandText(p.Args), 60),
 				Hint: "to remove it anyway: atoll rm --force " + box.Name(),
 			}
 		}

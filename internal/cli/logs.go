@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/cli/term"
 )
 
 // copyLogs writes a log to our two streams as they were written.
@@ -21,7 +22,7 @@ func (a processCommands) copyLogs(logs driver.LogReader) error {
 			return err
 		}
 		if chunk.Dropped > 0 {
-			a.say("warning", fmt.Sprintf("%d bytes are missing here: the log was full", chunk.Dropped))
+			a.Say("warning", fmt.Sprintf("%d bytes are missing here: the log was full", chunk.Dropped))
 		}
 		to := a.Stdout
 		if chunk.Stream == 2 {
@@ -31,18 +32,6 @@ func (a processCommands) copyLogs(logs driver.LogReader) error {
 			return &outputError{err}
 		}
 	}
-}
-
-// commandText shows an argument list as it could be typed.
-func commandText(args []string) string {
-	quoted := make([]string, len(args))
-	for i, arg := range args {
-		quoted[i] = arg
-		if arg == "" || strings.ContainsAny(arg, " \t\n'\"\\$`*?;&|<>(){}[]#~!") {
-			quoted[i] = "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
-		}
-	}
-	return strings.Join(quoted, " ")
 }
 
 // signals are the names of Linux's signals, from 1. The program's own system may
@@ -58,5 +47,5 @@ func parseSignal(name string) (int, error) {
 	if i := slices.Index(signals, strings.TrimPrefix(strings.ToUpper(name), "SIG")); i >= 0 {
 		return i + 1, nil
 	}
-	return 0, badFlag("signal", "%q is not a signal such as TERM or 15", name)
+	return 0, term.BadFlag("signal", "%q is not a signal such as TERM or 15", name)
 }

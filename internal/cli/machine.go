@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
@@ -171,9 +172,9 @@ agree to is shown first and stored; end it at any time with: atoll machine leave
 		}
 		switch {
 		case screen && e.Whole == "":
-			return badFlag("screen", "needs --whole-machine, because sandboxes have screens of their own; to share that of a machine that has joined: atoll machine screen on")
+			return term.BadFlag("screen", "needs --whole-machine, because sandboxes have screens of their own; to share that of a machine that has joined: atoll machine screen on")
 		case len(args) == 0 && e.Whole != "":
-			return badFlag("whole-machine", "needs a URL to join")
+			return term.BadFlag("whole-machine", "needs a URL to join")
 		case len(args) == 1:
 			e.Dir, e.URL = a.dir(), args[0]
 			if err := a.enrol(ctx, p, e, tokenFile, screen, yes); err != nil {
@@ -187,7 +188,7 @@ agree to is shown first and stored; end it at any time with: atoll machine leave
 		if err != nil {
 			return err
 		}
-		a.notef("atoll: serving %s with this machine, %s, mode %s\n", s.URL, s.Name, s.Mode)
+		a.Notef("atoll: serving %s with this machine, %s, mode %s\n", s.URL, s.Name, s.Mode)
 		return p.Serve(ctx, a.dir(), verbose)
 	}
 	return cmd
@@ -202,7 +203,7 @@ func (a machineCommands) enrol(ctx context.Context, p MachineProgram, e MachineE
 		e.Name, _, _ = strings.Cut(strings.ToLower(host), ".")
 	}
 	if err := sandbox.ValidateName(e.Name); err != nil {
-		return badFlag("name", "%v", err)
+		return term.BadFlag("name", "%v", err)
 	}
 	if e.Whole != "" {
 		dir, err := filepath.Abs(e.Whole)
@@ -210,14 +211,14 @@ func (a machineCommands) enrol(ctx context.Context, p MachineProgram, e MachineE
 			return err
 		}
 		if info, err := os.Stat(dir); err != nil || !info.IsDir() {
-			return badFlag("whole-machine", "%s is no directory", dir)
+			return term.BadFlag("whole-machine", "%s is no directory", dir)
 		}
 		e.Whole = dir
 	}
 	if tokenFile != "" {
 		text, err := os.ReadFile(tokenFile)
 		if err != nil {
-			return badFlag("token-file", "%v", err)
+			return term.BadFlag("token-file", "%v", err)
 		}
 		e.Token = strings.TrimSpace(string(text))
 	}
@@ -238,14 +239,14 @@ func (a machineCommands) enrol(ctx context.Context, p MachineProgram, e MachineE
 		return err
 	}
 	err := p.Enrol(ctx, e, func(code string, life time.Duration) {
-		a.notef("The code is %s. It waits %d minutes for approval at the daemon: atoll machine approve %s%s\n", code, int(life.Minutes()), flags, code)
+		a.Notef("The code is %s. It waits %d minutes for approval at the daemon: atoll machine approve %s%s\n", code, int(life.Minutes()), flags, code)
 	})
 	if err != nil || !screen {
 		return err
 	}
 	s, err := p.Status(e.Dir)
 	if err == nil && !s.agreed().Has(operator.ConsentScreen) {
-		a.notef("The screen is not shared: whoever approved the machine did not take it. Share it with: atoll machine screen on\n")
+		a.Notef("The screen is not shared: whoever approved the machine did not take it. Share it with: atoll machine screen on\n")
 	}
 	return err
 }
@@ -265,7 +266,7 @@ func (a machineCommands) own(cmd *cobra.Command, act func(p MachineProgram) (Mac
 			return err
 		}
 		if asJSON {
-			return a.printJSON(s)
+			return a.PrintJSON(s)
 		}
 		state := "not running; serve with: atoll machine join"
 		switch {
@@ -276,7 +277,7 @@ func (a machineCommands) own(cmd *cobra.Command, act func(p MachineProgram) (Mac
 		case s.Running:
 			state = "connecting"
 		}
-		return a.table("NAME MODE DIRECTORY DAEMON VERSION CONSENTS STATE", [][]string{{s.Name, s.Mode, s.Directory, s.URL, s.Version, s.agreed().String(), state}})
+		return a.Table("NAME MODE DIRECTORY DAEMON VERSION CONSENTS STATE", [][]string{{s.Name, s.Mode, s.Directory, s.URL, s.Version, s.agreed().String(), state}})
 	})
 	return cmd
 }
@@ -381,12 +382,12 @@ func (a machineCommands) consentCmd(c consent) *cobra.Command {
 // agree shows the text of the consent, and asks.
 func (a machineCommands) agree(op string, yes bool, texts ...string) error {
 	for _, text := range texts {
-		a.notef("%s\n", text)
+		a.Notef("%s\n", text)
 	}
 	if yes {
 		return nil
 	}
-	a.notef("Do you agree? Write yes: ")
+	a.Notef("Do you agree? Write yes: ")
 	line, _ := bufio.NewReader(a.Stdin).ReadString('\n')
 	if strings.TrimSpace(line) != "yes" {
 		return &sandbox.Error{Code: sandbox.CodeDenied, Op: op, Message: "you did not agree", Hint: "to agree without a question: --yes"}
@@ -426,8 +427,8 @@ machine join for the enrolment of this machine. It starts nothing.`,
 		if err := os.WriteFile(path, []byte(machineUnit(program, filepath.Dir(a.socket()))), 0o600); err != nil {
 			return err
 		}
-		a.notef("Start it now and after every login with: systemctl --user enable --now atoll-machine\nFor a machine without a login: loginctl enable-linger\n")
-		return a.println(path)
+		a.Notef("Start it now and after every login with: systemctl --user enable --now atoll-machine\nFor a machine without a login: loginctl enable-linger\n")
+		return a.Println(path)
 	})
 	return parent(&cobra.Command{Use: "service", Short: "Serve the daemon in the background", Example: `  atoll machine service install`}, install)
 }
@@ -470,7 +471,7 @@ func (a machineCommands) listCmd() *cobra.Command {
 			return err
 		}
 		if asJSON {
-			return a.printJSON(append([]operator.Machine{}, all...))
+			return a.PrintJSON(append([]operator.Machine{}, all...))
 		}
 		rows := make([][]string, 0, len(all))
 		for _, m := range all {
@@ -478,9 +479,9 @@ func (a machineCommands) listCmd() *cobra.Command {
 			if m.State == operator.MachineActive {
 				state = m.Liveness
 			}
-			rows = append(rows, []string{m.ID, m.Name, m.Mode, m.Consents.String(), state, m.Provider, ago(m.Created)})
+			rows = append(rows, []string{m.ID, m.Name, m.Mode, m.Consents.String(), state, m.Provider, term.Ago(m.Created)})
 		}
-		return a.table("ID NAME MODE CONSENTS STATE PROVIDER CREATED", rows)
+		return a.Table("ID NAME MODE CONSENTS STATE PROVIDER CREATED", rows)
 	})
 	return cmd
 }
@@ -498,7 +499,7 @@ func (a machineCommands) inspectCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.printJSON(m)
+		return a.PrintJSON(m)
 	})
 	return cmd
 }
@@ -526,20 +527,20 @@ You must agree to the mode whole-machine with --whole-machine. If you leave out
 		if err != nil {
 			return err
 		}
-		a.notef("The machine %s (%s, %s) offers the mode %s %s, with the key %s. Its owner agreed to: %s.\n", m.Name, m.OS, m.Arch, m.Mode, m.Directory, m.Key, m.Consents)
+		a.Notef("The machine %s (%s, %s) offers the mode %s %s, with the key %s. Its owner agreed to: %s.\n", m.Name, m.OS, m.Arch, m.Mode, m.Directory, m.Key, m.Consents)
 		asks := m.Consents
 		m, err = c.Admin().ApproveMachine(ctx, operator.MachineApproval{Code: args[0], Consents: chosen(whole, screen)})
 		if err != nil {
 			return err
 		}
 		if asks.Has(operator.ConsentScreen) && !screen {
-			a.notef("Its screen is not shared. Its owner can share it with: atoll machine screen on\n")
+			a.Notef("Its screen is not shared. Its owner can share it with: atoll machine screen on\n")
 		}
 		if asJSON {
-			return a.printJSON(m)
+			return a.PrintJSON(m)
 		}
-		a.notef("Make sandboxes there with: --provider %s\n", m.Provider)
-		return a.println(m.ID)
+		a.Notef("Make sandboxes there with: --provider %s\n", m.Provider)
+		return a.Println(m.ID)
 	})
 	return cmd
 }
@@ -578,9 +579,9 @@ hour, with: atoll machine join --token-file FILE URL`,
 			return err
 		}
 		if asJSON {
-			return a.printJSON(t)
+			return a.PrintJSON(t)
 		}
-		return a.println(t.Token)
+		return a.Println(t.Token)
 	})
 	return cmd
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/mcpserver"
 )
 
@@ -50,7 +51,7 @@ which decides what it may do; see: atoll key create.`,
 			}
 			defer l.Close()
 		} else if cert != "" || plain {
-			return badFlag("listen", "is missing")
+			return term.BadFlag("listen", "is missing")
 		}
 		c, err := a.mustDaemon(ctx)
 		if err != nil {
@@ -58,7 +59,7 @@ which decides what it may do; see: atoll key create.`,
 		}
 		s := mcpserver.New(c, a.Version.Atoll)
 		if l != nil {
-			a.notef("atoll: serving MCP on %s\n", l.Addr())
+			a.Notef("atoll: serving MCP on %s\n", l.Addr())
 			return serveHTTP(ctx, l, s.Handler())
 		}
 		return s.ServeStdio(ctx, io.NopCloser(a.Stdin), noClose{a.Stdout})
@@ -72,22 +73,22 @@ func mcpListener(address, cert, key string, plain bool) (net.Listener, error) {
 	if cert != "" {
 		pair, err := tls.LoadX509KeyPair(cert, key)
 		if err != nil {
-			return nil, badFlag("tls-cert", "the certificate and its key cannot be used: %v", err)
+			return nil, term.BadFlag("tls-cert", "the certificate and its key cannot be used: %v", err)
 		}
 		config = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}}
 	}
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
-		return nil, badFlag("listen", "is not an address such as 127.0.0.1:7071")
+		return nil, term.BadFlag("listen", "is not an address such as 127.0.0.1:7071")
 	}
 	if ip := net.ParseIP(host); config == nil && (!plain || host != "localhost" && (ip == nil || !ip.IsLoopback())) {
-		e := badFlag("listen", "keys would travel without encryption")
+		e := term.BadFlag("listen", "keys would travel without encryption")
 		e.Hint = "give --tls-cert and --tls-key, or --plain with a loopback address"
 		return nil, e
 	}
 	l, err := net.Listen("tcp", address)
 	if err != nil {
-		return nil, badFlag("listen", "cannot be listened on: %v", err)
+		return nil, term.BadFlag("listen", "cannot be listened on: %v", err)
 	}
 	if config != nil {
 		l = tls.NewListener(l, config)

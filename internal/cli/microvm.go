@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/cli/term"
 )
 
 // microvmCmd prepares this machine for the provider microvm.
@@ -47,7 +48,7 @@ and says what it does. QEMU must be installed.`,
 		if !ok {
 			return errors.Join(errors.New("the provider microvm needs no setup"), p.Close(), end())
 		}
-		err = prepare.Prepare(ctx, kernel, func(line string) { _ = a.printf("%s\n", visible(line)) })
+		err = prepare.Prepare(ctx, kernel, func(line string) { _ = a.Printf("%s\n", term.Visible(line)) })
 		return errors.Join(err, p.Close(), end())
 	})
 	cmd.AddCommand(setup)

@@ -68,7 +68,7 @@ func (a nodeCommands) inspectCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.printJSON(n)
+		return a.PrintJSON(n)
 	})
 }
 
@@ -82,9 +82,9 @@ func (a nodeCommands) change(cmd *cobra.Command, cordoned bool) *cobra.Command {
 			return err
 		}
 		if asJSON {
-			return a.printJSON(n)
+			return a.PrintJSON(n)
 		}
-		return a.println(string(n.State))
+		return a.Println(string(n.State))
 	})
 }
 
@@ -119,7 +119,7 @@ are, unless --force is given, which ends them. The exit status is 1 if something
 			return err
 		}
 		if asJSON {
-			err = a.printJSON(d)
+			err = a.PrintJSON(d)
 		} else {
 			rows := [][]string{}
 			for _, m := range d.Moved {
@@ -131,7 +131,7 @@ are, unless --force is given, which ends them. The exit status is 1 if something
 			for _, k := range d.Kept {
 				rows = append(rows, []string{"kept", k.Tenant, k.Name, string(k.Sandbox), k.Reason})
 			}
-			err = a.table("WHAT TENANT NAME SANDBOX REASON", rows)
+			err = a.Table("WHAT TENANT NAME SANDBOX REASON", rows)
 		}
 		if err == nil && len(d.Kept) > 0 {
 			err = &sandbox.Error{

@@ -6,6 +6,8 @@ import (
 	"os"
 	"syscall"
 	"testing"
+
+	"github.com/atoll-run/atoll/internal/cli/term"
 )
 
 // A reader that exits early is not an error.
@@ -30,7 +32,7 @@ func TestNobodyReads(t *testing.T) {
 		}
 	}
 	a, said := failing(&os.PathError{Op: "write", Path: "/run/socket", Err: syscall.EPIPE})
-	if code := a.Main(t.Context(), []string{"image", "ls"}); code != exitFailure || said.Len() == 0 {
+	if code := a.Main(t.Context(), []string{"image", "ls"}); code != term.ExitFailure || said.Len() == 0 {
 		t.Errorf("another pipe: code %d, said %q", code, said)
 	}
 }

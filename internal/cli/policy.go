@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/sandbox"
@@ -54,7 +55,7 @@ and says in which line something is wrong. It needs no daemon.`,
 		if err != nil {
 			return err
 		}
-		return a.printf("%d policies are sound\n", len(b.Policies()))
+		return a.Printf("%d policies are sound\n", len(b.Policies()))
 	})
 	return cmd
 }
@@ -77,12 +78,12 @@ and compares the results with the expected ones. It needs no daemon. The exit co
 		results := b.Run()
 		failed := slices.ContainsFunc(results, func(r policyset.Result) bool { return !r.Passed })
 		if asJSON {
-			err = a.printJSON(results)
+			err = a.PrintJSON(results)
 		} else {
 			err = a.showResults(results)
 		}
 		if err == nil && (failed || len(results) == 0) {
-			return exitCode(exitFailure)
+			return term.ExitCode(term.ExitFailure)
 		}
 		return err
 	})
@@ -97,11 +98,11 @@ func (a policyCommands) showResults(results []policyset.Result) error {
 			word = "ok"
 			passed++
 		}
-		if err := a.printf("%-4s  %s (%s:%d): %s\n", word, r.Name, r.File, r.Line, r.Got); err != nil {
+		if err := a.Printf("%-4s  %s (%s:%d): %s\n", word, r.Name, r.File, r.Line, r.Got); err != nil {
 			return err
 		}
 	}
-	return a.printf("%d of %d tests pass\n", passed, len(results))
+	return a.Printf("%d of %d tests pass\n", passed, len(results))
 }
 
 func (a policyCommands) policyShowCmd() *cobra.Command {
@@ -142,16 +143,16 @@ func (a policyCommands) wrotePolicies(p operator.Policies, err error, asJSON boo
 		return err
 	}
 	if p.Problem != "" {
-		a.sayLines("warning", "the files cannot be used as they are now: "+p.Problem)
+		a.SayLines("warning", "the files cannot be used as they are now: "+p.Problem)
 	}
 	if asJSON {
-		return a.printJSON(p)
+		return a.PrintJSON(p)
 	}
 	rows := make([][]string, 0, len(p.Policies))
 	for _, one := range p.Policies {
 		rows = append(rows, []string{one.Name, aboutWhom(&one), said(&one), fmt.Sprintf("%s:%d", one.File, one.Lines["name"])})
 	}
-	return a.table("NAME ABOUT SAYS FILE", rows)
+	return a.Table("NAME ABOUT SAYS FILE", rows)
 }
 
 // aboutWhom says about which sandboxes a policy is.
@@ -197,7 +198,7 @@ from there and needs no daemon. The exit code is 0 if the sandbox is allowed, el
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if tenant != "" && file == "" {
-			return badFlag("tenant", "needs --policy: the daemon answers for your own tenant")
+			return term.BadFlag("tenant", "needs --policy: the daemon answers for your own tenant")
 		}
 		how.detach = true
 		req, err := a.request(cmd, &boxed, &how, nil)
@@ -209,12 +210,12 @@ from there and needs no daemon. The exit code is 0 if the sandbox is allowed, el
 			return err
 		}
 		if asJSON {
-			err = a.printJSON(answer)
+			err = a.PrintJSON(answer)
 		} else {
 			err = a.showAnswer(answer)
 		}
 		if err == nil && !answer.Allow {
-			return exitCode(exitFailure)
+			return term.ExitCode(term.ExitFailure)
 		}
 		return err
 	}
@@ -251,10 +252,10 @@ func (a policyCommands) showAnswer(p operator.PolicyAnswer) error {
 		if !f.OK {
 			word = "no"
 		}
-		rows = append(rows, []string{word, f.Rule, oneLine(f.Asked, 40), oneLine(f.Limit, 50), f.File + ":" + strconv.Itoa(f.Line)})
+		rows = append(rows, []string{word, f.Rule, term.OneLine(f.Asked, 40), term.OneLine(f.Limit, 50), f.File + ":" + strconv.Itoa(f.Line)})
 	}
 	if len(rows) > 0 {
-		if err := a.table("OK RULE ASKED ALLOWED FILE", rows); err != nil {
+		if err := a.Table("OK RULE ASKED ALLOWED FILE", rows); err != nil {
 			return err
 		}
 	}
@@ -276,7 +277,7 @@ func (a policyCommands) showAnswer(p operator.PolicyAnswer) error {
 		verdict = "denied: " + p.Message
 	}
 	for _, text := range append(notes, verdict) {
-		if err := a.println(text); err != nil {
+		if err := a.Println(text); err != nil {
 			return err
 		}
 	}

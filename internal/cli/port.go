@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -56,7 +57,7 @@ is there, as it does for the ports of atoll run --publish. See also: atoll port 
 		case err != nil:
 			return err
 		case detach && asJSON:
-			return badFlag("json", "cannot be used with --detach; see: atoll port ls --json")
+			return term.BadFlag("json", "cannot be used with --detach; see: atoll port ls --json")
 		case detach:
 			return a.publish(ctx, args[0], address, pairs)
 		}
@@ -66,7 +67,7 @@ is there, as it does for the ports of atoll run --publish. See also: atoll port 
 		}
 		f := &forwarder{env: a.Env, box: b, asJSON: asJSON}
 		if ip := net.ParseIP(address); ip == nil || !ip.IsLoopback() {
-			a.say("warning", "everyone who can reach "+address+" can reach the sandbox")
+			a.Say("warning", "everyone who can reach "+address+" can reach the sandbox")
 		}
 		return f.run(ctx, address, pairs)
 	})
@@ -101,7 +102,7 @@ func parseForwards(args []string) ([]forwardPair, error) {
 func parsePort(text string) (uint16, error) {
 	n, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || n == 0 {
-		return 0, &usageError{message: fmt.Sprintf("%q is not a port: it is a number from 1 to 65535", text), hint: "write 8000, or LOCAL:REMOTE as in 8080:80"}
+		return 0, &term.UsageError{Message: fmt.Sprintf("%q is not a port: it is a number from 1 to 65535", text), Hint: "write 8000, or LOCAL:REMOTE as in 8080:80"}
 	}
 	return uint16(n), nil
 }
@@ -138,9 +139,9 @@ ends when it expires, when the sandbox is removed, or when the key that made it 
 			return err
 		}
 		if asJSON {
-			return a.printJSON(t)
+			return a.PrintJSON(t)
 		}
-		return a.println(t.Token)
+		return a.Println(t.Token)
 	})
 	return cmd
 }
@@ -181,9 +182,9 @@ sandboxes or on the daemon.`,
 		}
 		link := base + "/.atoll/open#" + t.Token
 		if asJSON {
-			return a.printJSON(pageLink{URL: link, Expires: t.Expires})
+			return a.PrintJSON(pageLink{URL: link, Expires: t.Expires})
 		}
-		return a.openLink(ctx, link, stay)
+		return a.OpenLink(ctx, link, stay)
 	})
 	return cmd
 }
@@ -245,7 +246,7 @@ clients that send a token (see atoll port token). You must use the daemon over T
 		if err != nil {
 			return err
 		}
-		return a.println(url)
+		return a.Println(url)
 	})
 	return cmd
 }

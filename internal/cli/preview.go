@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -42,7 +43,7 @@ kind of ports "preview-url". For any other provider, see: atoll port url.`,
 				return err
 			}
 		case public || remove:
-			return &usageError{message: "--public and --rm need a port", hint: "atoll port preview " + args[0] + " 8000"}
+			return &term.UsageError{Message: "--public and --rm need a port", Hint: "atoll port preview " + args[0] + " 8000"}
 		}
 		s, err := a.daemonSandbox(ctx, args[0])
 		switch {
@@ -55,7 +56,7 @@ kind of ports "preview-url". For any other provider, see: atoll port url.`,
 			if err != nil || asJSON {
 				return a.jsonUnless(err, all)
 			}
-			return a.table("PORT ACCESS URL", previewRows(all))
+			return a.Table("PORT ACCESS URL", previewRows(all))
 		}
 		p, err := s.Preview(ctx, sandbox.PreviewRequest{Port: port, Public: public})
 		if err != nil || asJSON {
@@ -71,7 +72,7 @@ func (a portCommands) jsonUnless(err error, v any) error {
 	if err != nil {
 		return err
 	}
-	return a.printJSON(v)
+	return a.PrintJSON(v)
 }
 
 func previewRows(all []sandbox.Preview) [][]string {
@@ -87,11 +88,11 @@ func previewRows(all []sandbox.Preview) [][]string {
 }
 
 func (a portCommands) showPreview(p sandbox.Preview) error {
-	if err := a.println(p.URL); err != nil || p.Public {
+	if err := a.Println(p.URL); err != nil || p.Public {
 		return err
 	}
 	if !p.Expires.IsZero() {
-		a.say("note", "the token ends at "+p.Expires.Format(time.RFC3339))
+		a.Say("note", "the token ends at "+p.Expires.Format(time.RFC3339))
 	}
-	return a.printf("%s: %s\n", p.Header, p.Token)
+	return a.Printf("%s: %s\n", p.Header, p.Token)
 }

@@ -14,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
@@ -97,7 +98,7 @@ func (a profileCommands) namedProfile(file string, args []string) (sandbox.Profi
 	p, err := a.readProfile(file)
 	if len(args) > 0 {
 		if p.Name != "" && p.Name != args[0] {
-			return p, badFlag("file", "the profile in it is named %q, not %q", p.Name, args[0])
+			return p, term.BadFlag("file", "the profile in it is named %q, not %q", p.Name, args[0])
 		}
 		p.Name = args[0]
 	}
@@ -149,9 +150,9 @@ func (a profileCommands) profileWriteCmd(name, short, more string, write func(co
 			return err
 		}
 		if asJSON {
-			return a.printJSON(out)
+			return a.PrintJSON(out)
 		}
-		return a.printf("%s is at version %d\n", out.Name, out.Version)
+		return a.Printf("%s is at version %d\n", out.Name, out.Version)
 	})
 	return cmd
 }
@@ -161,7 +162,7 @@ func (a profileCommands) profileListCmd() *cobra.Command {
 	return daemonList(a.Env, cmd, "NAME VERSION DEFAULT RULES SANDBOXES UPDATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.StoredProfile, error) {
 		return c.Profiles(ctx)
 	}, func(p durable.StoredProfile) []string {
-		return []string{p.Name, strconv.FormatInt(p.Version, 10), defaultOf(p.Profile), strconv.Itoa(len(p.Profile.Rules)), strconv.Itoa(p.Uses), ago(p.Updated)}
+		return []string{p.Name, strconv.FormatInt(p.Version, 10), defaultOf(p.Profile), strconv.Itoa(len(p.Profile.Rules)), strconv.Itoa(p.Uses), term.Ago(p.Updated)}
 	})
 }
 
@@ -191,7 +192,7 @@ func (a profileCommands) profileShowCmd() *cobra.Command {
 			return err
 		}
 		if asJSON {
-			return a.printJSON(p)
+			return a.PrintJSON(p)
 		}
 		return a.printYAML(p.Profile)
 	})
@@ -204,7 +205,7 @@ func (a profileCommands) printYAML(v any) error {
 	if err != nil {
 		return err
 	}
-	return a.printf("%s", painted(text))
+	return a.Printf("%s", term.Painted(text))
 }
 
 // yamlOf is a value as YAML, by the names that its JSON has. Hidden characters are
@@ -215,7 +216,7 @@ func yamlOf(v any) ([]byte, error) {
 		return nil, err
 	}
 	var doc yaml.Node
-	if err := yaml.Unmarshal([]byte(visible(string(text))), &doc); err != nil {
+	if err := yaml.Unmarshal([]byte(term.Visible(string(text))), &doc); err != nil {
 		return nil, err
 	}
 	block(&doc)
@@ -226,14 +227,14 @@ func yamlOf(v any) ([]byte, error) {
 		return nil, err
 	}
 	err = e.Close()
-	return []byte(visible(out.String())), err
+	return []byte(term.Visible(out.String())), err
 }
 
 // block turns the braces of JSON into lines. Strings with hidden characters keep their
 // quotes, in which these can be escaped.
 func block(n *yaml.Node) {
 	n.Style &^= yaml.FlowStyle
-	if strings.IndexFunc(n.Value, hidden) < 0 {
+	if strings.IndexFunc(n.Value, term.Hidden) < 0 {
 		n.Style &^= yaml.DoubleQuotedStyle
 	}
 	for _, c := range n.Content {
@@ -262,12 +263,12 @@ HTTP. The exit code is 0 if the request would be let through, else 1.`,
 			return err
 		}
 		if asJSON {
-			err = a.printJSON(e)
+			err = a.PrintJSON(e)
 		} else {
 			err = a.showExplanation(e)
 		}
 		if err == nil && !e.Allow {
-			return exitCode(1)
+			return term.ExitCode(1)
 		}
 		return err
 	})
@@ -278,12 +279,12 @@ func (a profileCommands) testProfile(ctx context.Context, file string, args []st
 	name, rest := "", args
 	if file == "" {
 		if len(args) < 2 {
-			return e, badFlag("file", "name a stored profile, or a file with one")
+			return e, term.BadFlag("file", "name a stored profile, or a file with one")
 		}
 		name, rest = args[0], args[1:]
 	}
 	if len(rest) > 2 {
-		return e, badFlag("file", "%q is one word too many", rest[2])
+		return e, term.BadFlag("file", "%q is one word too many", rest[2])
 	}
 	method, target := "GET", rest[len(rest)-1]
 	if len(rest) == 2 {
@@ -319,23 +320,23 @@ func (a profileCommands) showExplanation(e operator.Explanation) error {
 				why += ": " + s.Why
 			}
 		}
-		_ = writef(&b, "%-6s %s %s\n", s.Action, s.Rule, why)
+		_ = term.Writef(&b, "%-6s %s %s\n", s.Action, s.Rule, why)
 	}
 	verdict := "denied"
 	if e.Allow {
 		verdict = "allowed"
 	}
-	_ = writef(&b, "%s: %s\n", verdict, e.Message)
+	_ = term.Writef(&b, "%s: %s\n", verdict, e.Message)
 	if e.Allow && e.HostOnly {
 		b.WriteString("note: only the host is decided; whatever is behind that name can be reached\n")
 	}
 	if len(e.Inject) > 0 {
-		_ = writef(&b, "note: the gateway adds %s\n", strings.Join(e.Inject, ", "))
+		_ = term.Writef(&b, "note: the gateway adds %s\n", strings.Join(e.Inject, ", "))
 	}
 	for _, note := range e.Operator {
-		_ = writef(&b, "note: %s\n", note)
+		_ = term.Writef(&b, "note: %s\n", note)
 	}
-	return a.printf("%s", painted(b.String()))
+	return a.Printf("%s", term.Painted(b.String()))
 }
 
 func (a profileCommands) profileRemoveCmd() *cobra.Command {

@@ -67,13 +67,13 @@ func (a profileCommands) editProfile(ctx context.Context, c *atoll.Client, old *
 		return err
 	}
 	if bytes.Equal(edited, text) || len(bytes.TrimSpace(edited)) == 0 {
-		return a.printf("%s is unchanged, at version %d\n", old.Name, old.Version)
+		return a.Printf("%s is unchanged, at version %d\n", old.Name, old.Version)
 	}
 	p, err := a.namedProfile(file, []string{old.Name})
 	if err == nil {
 		var out durable.StoredProfile
 		if out, err = c.ApplyProfile(ctx, p, old.Version); err == nil {
-			return a.printf("%s is at version %d\n", out.Name, out.Version)
+			return a.Printf("%s is at version %d\n", out.Name, out.Version)
 		}
 	}
 	keep = true

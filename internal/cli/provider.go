@@ -12,6 +12,7 @@ import (
 
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver/drivertest"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -50,7 +51,7 @@ func (a providerCommands) describeProviders(ctx context.Context) ([]catalog.Prov
 			err = c.Describe(ctx, &p)
 		}
 		if err != nil {
-			p.Problem, _ = explain(err)
+			p.Problem, _ = term.Explain(err)
 		}
 		all = append(all, p)
 	}
@@ -81,12 +82,12 @@ func (a providerCommands) providerLsCmd() *cobra.Command {
 			if p.Default {
 				name += " *"
 			}
-			rows = append(rows, []string{name, yesNo(p.Available), orDash(string(p.Descriptor.Isolation)), p.Summary})
+			rows = append(rows, []string{name, yesNo(p.Available), term.OrDash(string(p.Descriptor.Isolation)), p.Summary})
 		}
 		if asJSON {
-			return a.printJSON(all)
+			return a.PrintJSON(all)
 		}
-		return a.table("NAME AVAILABLE ISOLATION SUMMARY", rows)
+		return a.Table("NAME AVAILABLE ISOLATION SUMMARY", rows)
 	})
 	return cmd
 }
@@ -152,14 +153,14 @@ at most, gives each a lifetime of an hour at most, and removes in the end what i
 		report := drivertest.Check(ctx, h)
 		left := finish()
 		if ctx.Err() != nil {
-			a.say("note", fmt.Sprintf("interrupted after %d checks", len(report.Results)))
-			return errors.Join(exitCode(exitInterrupted), left)
+			a.Say("note", fmt.Sprintf("interrupted after %d checks", len(report.Results)))
+			return errors.Join(term.ExitCode(term.ExitInterrupted), left)
 		}
 		var text strings.Builder
 		if asJSON {
-			err = a.printJSON(report)
+			err = a.PrintJSON(report)
 		} else if err = report.WriteText(&text); err == nil {
-			err = a.printf("%s", painted(visible(text.String())))
+			err = a.Printf("%s", term.Painted(term.Visible(text.String())))
 		}
 		if err != nil {
 			return err
@@ -182,12 +183,12 @@ func (a providerCommands) checkProgress(ctx context.Context) func(drivertest.Res
 		}
 		done++
 		switch {
-		case isTerminal(a.Stderr):
+		case term.IsTerminal(a.Stderr):
 			status := strings.ReplaceAll(string(res.Status), "_", " ")
-			color := map[drivertest.Status]string{drivertest.Pass: green, drivertest.Fail: red}[res.Status]
-			a.notef("%4d %s %s\n", done, a.paint(a.Stderr, color, status), res.Name)
+			color := map[drivertest.Status]string{drivertest.Pass: term.Green, drivertest.Fail: term.Red}[res.Status]
+			a.Notef("%4d %s %s\n", done, a.Paint(a.Stderr, color, status), res.Name)
 		case done%25 == 0:
-			a.notef("%d checks done\n", done)
+			a.Notef("%d checks done\n", done)
 		}
 	}
 }
@@ -244,7 +245,7 @@ of the daemon failed.`,
 		if err := a.showDiagnoses(all, d, asJSON); err != nil || hidden == 0 {
 			return err
 		}
-		return a.printf("%d providers that are not configured are left out; see: atoll doctor --all\n", hidden)
+		return a.Printf("%d providers that are not configured are left out; see: atoll doctor --all\n", hidden)
 	})
 	return cmd
 }

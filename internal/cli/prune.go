@@ -32,17 +32,17 @@ func (a imageCommands) imagePruneCmd() *cobra.Command {
 			return err
 		}
 		if asJSON {
-			return a.printJSON(pruned{append([]string{}, report.Images...), report.Files, report.Bytes, report.Busy})
+			return a.PrintJSON(pruned{append([]string{}, report.Images...), report.Files, report.Bytes, report.Busy})
 		}
 		for _, digest := range report.Images {
-			if err := a.println(digest); err != nil {
+			if err := a.Println(digest); err != nil {
 				return err
 			}
 		}
 		if report.Busy {
-			a.say("warning", "an image is being fetched; some files were left alone")
+			a.Say("warning", "an image is being fetched; some files were left alone")
 		}
-		a.notef("freed %s\n", units.BytesSize(float64(report.Bytes)))
+		a.Notef("freed %s\n", units.BytesSize(float64(report.Bytes)))
 		return a.noteLeft(ctx, store, all)
 	})
 	return cmd
@@ -66,6 +66,6 @@ func (a imageCommands) noteLeft(ctx context.Context, store *image.Store, all boo
 	if all {
 		more = "sandboxes, snapshots and templates need them; see: atoll ls --all, atoll snapshot ls and atoll template ls"
 	}
-	a.say("note", fmt.Sprintf("%d images stay, see their sizes with: atoll image ls; %s", len(left), more))
+	a.Say("note", fmt.Sprintf("%d images stay, see their sizes with: atoll image ls; %s", len(left), more))
 	return nil
 }

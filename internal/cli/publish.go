@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -18,7 +19,7 @@ import (
 // address it is the loopback.
 func parsePublish(text string) (p sandbox.PublishedPort, err error) {
 	wrong := func(why string) (sandbox.PublishedPort, error) {
-		return p, &usageError{message: fmt.Sprintf("%q is not a port to publish: %s", text, why), hint: "write HOST:GUEST as in 8080:80, ADDRESS:HOST:GUEST, or GUEST alone for any host port that is free"}
+		return p, &term.UsageError{Message: fmt.Sprintf("%q is not a port to publish: %s", text, why), Hint: "write HOST:GUEST as in 8080:80, ADDRESS:HOST:GUEST, or GUEST alone for any host port that is free"}
 	}
 	rest, protocol, _ := strings.Cut(text, "/")
 	if protocol != "" && protocol != "tcp" {
@@ -50,7 +51,7 @@ func parsePublish(text string) (p sandbox.PublishedPort, err error) {
 func (a *Env) noteOpen(all []sandbox.PublishedPort) {
 	for _, p := range all {
 		if ip := net.ParseIP(p.Address); p.Address != "" && !ip.IsLoopback() {
-			a.say("warning", "everyone who can reach "+p.Listen()+" can reach the sandbox")
+			a.Say("warning", "everyone who can reach "+p.Listen()+" can reach the sandbox")
 		}
 	}
 }
@@ -62,7 +63,7 @@ func (a *Env) noteChosen(asked []sandbox.PublishedPort, made box) {
 		return
 	}
 	for _, p := range r.Info().Ports {
-		a.say("note", fmt.Sprintf("%s leads to port %d of %s", p.Listen(), p.Port, r.Name()))
+		a.Say("note", fmt.Sprintf("%s leads to port %d of %s", p.Listen(), p.Port, r.Name()))
 	}
 }
 
@@ -78,7 +79,7 @@ func (a portCommands) publish(ctx context.Context, ref, address string, pairs []
 			return err
 		}
 		a.noteOpen([]sandbox.PublishedPort{p})
-		if err := a.printf("%s -> %s:%d\n", p.Listen(), s.Name(), p.Port); err != nil {
+		if err := a.Printf("%s -> %s:%d\n", p.Listen(), s.Name(), p.Port); err != nil {
 			return err
 		}
 	}
@@ -108,7 +109,7 @@ atoll run -p, atoll create -p and atoll port forward --detach.`,
 	}, func(p sandbox.Publication) []string {
 		state := "open" // whether a program in the sandbox listens is not known
 		if p.Error != "" {
-			state = oneLine(p.Error, 200)
+			state = term.OneLine(p.Error, 200)
 		}
 		return []string{p.Name, fmt.Sprint(p.Port), p.Listen(), state}
 	})

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/viewing"
 )
@@ -63,17 +64,17 @@ sandbox are removed from the recording of a terminal, too.`,
 			n.Kind = viewing.RecordDesktop
 		}
 		if n.FPS < 0 || n.FPS > 30 || flags.Changed("fps") && n.FPS == 0 {
-			return badFlag("fps", "is not 1 to 30")
+			return term.BadFlag("fps", "is not 1 to 30")
 		}
 		if size != "" {
 			v, err := numbers(size, "x", 2)
 			if err != nil || v[0] <= 0 || v[1] <= 0 || v[0] > 500 || v[1] > 200 {
-				return badFlag("size", "is not COLUMNSxROWS, of at most 500x200")
+				return term.BadFlag("size", "is not COLUMNSxROWS, of at most 500x200")
 			}
 			n.Size = sandbox.WindowSize{Cols: uint16(v[0]), Rows: uint16(v[1])}
 		}
 		if limit < 0 || limit > 0 && limit < time.Second {
-			return badFlag("max", "is less than a second")
+			return term.BadFlag("max", "is less than a second")
 		}
 		n.Max = int64(limit / time.Second)
 		box, err := a.daemonSandbox(ctx, args[0])
@@ -95,9 +96,9 @@ func (a recordCommands) printRecording(r viewing.Recording, asJSON bool, err err
 	case err != nil:
 		return err
 	case asJSON:
-		return a.printJSON(r)
+		return a.PrintJSON(r)
 	}
-	return a.println(r.ID)
+	return a.Println(r.ID)
 }
 
 func (a recordCommands) stopCmd() *cobra.Command {
@@ -141,7 +142,7 @@ func (a recordCommands) listCmd() *cobra.Command {
 		if until.IsZero() {
 			until = time.Now()
 		}
-		return []string{r.ID, r.Name, r.Kind, state, ago(r.Started), until.Sub(r.Started).Round(time.Second).String(), units.BytesSize(float64(r.Size)), oneLine(r.Title, 40)}
+		return []string{r.ID, r.Name, r.Kind, state, term.Ago(r.Started), until.Sub(r.Started).Round(time.Second).String(), units.BytesSize(float64(r.Size)), term.OneLine(r.Title, 40)}
 	})
 }
 
@@ -157,7 +158,7 @@ plays, and MP4 of a desktop. Of a recording that runs, it writes what was record
 	cmd.Flags().StringVarP(&output, "output", "o", "", "the file, instead of the argument FILE")
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		if len(args) > 1 && output != "" {
-			return badFlag("output", "is given beside the argument %s", args[1])
+			return term.BadFlag("output", "is given beside the argument %s", args[1])
 		}
 		name := output
 		if len(args) > 1 {
@@ -173,7 +174,7 @@ plays, and MP4 of a desktop. Of a recording that runs, it writes what was record
 		}
 		defer content.Close()
 		if name == "" || name == "-" {
-			_, err = io.Copy(a.plainOutput(), content)
+			_, err = io.Copy(a.PlainOutput(), content)
 			return err
 		}
 		file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)

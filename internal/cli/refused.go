@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/offline"
 	"github.com/atoll-run/atoll/sandbox"
@@ -43,7 +44,7 @@ func (a *Env) explainRefusal(ctx context.Context, b box, since time.Time, exit s
 	if len(refused) == 0 {
 		return false
 	}
-	text := "the gateway refused " + oneLine(refused[0], 200)
+	text := "the gateway refused " + term.OneLine(refused[0], 200)
 	if len(refused) > 1 {
 		text += fmt.Sprintf(", and %d more", len(refused)-1)
 	}
@@ -51,7 +52,7 @@ func (a *Env) explainRefusal(ctx context.Context, b box, since time.Time, exit s
 	if flag := operatorFlag(refused[0]); flag != "" {
 		hint = "the owner of the machine allows it with: " + flag
 	}
-	a.say("note", text+"; "+hint)
+	a.Say("note", text+"; "+hint)
 	return true
 }
 
@@ -70,9 +71,9 @@ func hasNetwork(ctx context.Context, b box) (has, known bool) {
 func (a *Env) hintNetwork(has, known bool) {
 	switch {
 	case known && has:
-		a.say("hint", offline.Hint(true, "--egress HOST of atoll update"))
+		a.Say("hint", offline.Hint(true, "--egress HOST of atoll update"))
 	case known:
-		a.say("hint", offline.Hint(false, "--egress HOST of atoll run and create"))
+		a.Say("hint", offline.Hint(false, "--egress HOST of atoll run and create"))
 	}
 }
 
@@ -121,9 +122,9 @@ func (a *Env) warnEgress(ctx context.Context) {
 		switch theirs[name] {
 		case engine.EgressFingerprint(name, value):
 		case "":
-			a.say("warning", name+" has no effect: the daemon was started without it; restart the daemon with: atoll down, then atoll up -d")
+			a.Say("warning", name+" has no effect: the daemon was started without it; restart the daemon with: atoll down, then atoll up -d")
 		default:
-			a.say("warning", name+" has no effect: the daemon was started with another value; restart the daemon with: atoll down, then atoll up -d")
+			a.Say("warning", name+" has no effect: the daemon was started with another value; restart the daemon with: atoll down, then atoll up -d")
 		}
 	}
 }

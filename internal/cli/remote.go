@@ -12,6 +12,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -81,7 +82,7 @@ func (r remote) create(ctx context.Context, req *engine.RunRequest) (*atoll.Sand
 	}
 	r.env.noteReason(s.Info())
 	if spec.Provider == "" && !r.env.quiet {
-		r.env.warn(r.warning(ctx, s.Info().Provider))
+		r.env.Warn(r.warning(ctx, s.Info().Provider))
 	}
 	cmd := req.Command
 	if cmd.Shell == "" {
@@ -129,7 +130,7 @@ func (r remote) Run(ctx context.Context, req engine.RunRequest, use func(context
 	}
 	if !req.Keep {
 		defer func() {
-			if errors.Is(err, errDetached) {
+			if errors.Is(err, term.ErrDetached) {
 				return // the daemon removes it when the command has ended
 			}
 			late, cancel := context.WithTimeout(context.WithoutCancel(ctx), remoteTeardown)

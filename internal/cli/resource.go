@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 )
 
 // withDaemon adapts a function that uses a daemon.
@@ -31,7 +32,7 @@ func daemonVerb[T any](a *Env, cmd *cobra.Command, do func(context.Context, *ato
 		case err != nil:
 			return err
 		case asJSON:
-			return a.printJSON(out)
+			return a.PrintJSON(out)
 		}
 		return text(out)
 	})
@@ -49,7 +50,7 @@ func daemonList[T any](a *Env, cmd *cobra.Command, header string, list func(cont
 		for _, one := range all {
 			rows = append(rows, row(one))
 		}
-		return a.table(header, rows)
+		return a.Table(header, rows)
 	})
 }
 
@@ -82,15 +83,15 @@ func (a *Env) removeEach(ctx context.Context, names []string, force bool, remove
 		case err != nil && force && missing(err):
 		case err != nil:
 			failed = true
-			a.report(nil, err)
+			a.Report(nil, err)
 		default:
-			if err := a.println(name); err != nil {
+			if err := a.Println(name); err != nil {
 				return err
 			}
 		}
 	}
 	if failed {
-		return exitCode(exitFailure)
+		return term.ExitCode(term.ExitFailure)
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -77,7 +78,7 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 		}
 		a.quiet = boxed.quiet
 		if !a.quiet {
-			a.warn(t.warning(cmd.Context(), req.Spec.Provider))
+			a.Warn(t.warning(cmd.Context(), req.Spec.Provider))
 			if req.Spec.Network.Asked() {
 				a.warnEgress(cmd.Context())
 			}
@@ -86,7 +87,7 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 			a.limitForgotten(t, &boxed, &req.Spec)
 			made, err := a.startDetached(cmd.Context(), t, req, boxed.quiet)
 			if err == nil {
-				err = a.println(made.Name())
+				err = a.Println(made.Name())
 			}
 			return err
 		}
@@ -115,14 +116,14 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 				}
 				return err
 			})
-			if errors.Is(err, errDetached) {
-				a.say("note", "detached; to come back: atoll attach "+res.Sandbox)
+			if errors.Is(err, term.ErrDetached) {
+				a.Say("note", "detached; to come back: atoll attach "+res.Sandbox)
 				return sandbox.Exit{Reason: sandbox.ReasonExited}, nil
 			}
 			return exit, err
 		})
-		if err == exitCode(exitNotFound) && !cmd.Flags().Changed("image") && len(args) > 0 && looksLikeImage(args[0]) {
-			a.say("hint", "images are named with a flag: atoll run --image "+args[0]+" -- COMMAND")
+		if err == term.ExitCode(term.ExitNotFound) && !cmd.Flags().Changed("image") && len(args) > 0 && looksLikeImage(args[0]) {
+			a.Say("hint", "images are named with a flag: atoll run --image "+args[0]+" -- COMMAND")
 		}
 		return err
 	}
@@ -145,7 +146,7 @@ func looksLikeImage(word string) bool {
 // noteLimits says which limits do not hold.
 func (a *Env) noteLimits(loose map[string]sandbox.Enforcement) {
 	for _, name := range slices.Sorted(maps.Keys(loose)) {
-		a.say("note", "the limit of "+name+" is not enforced: "+loose[name].Why)
+		a.Say("note", "the limit of "+name+" is not enforced: "+loose[name].Why)
 	}
 }
 
@@ -156,7 +157,7 @@ const forgottenTime = 24 * time.Hour
 // limitForgotten sets an idle policy if a program, which may forget the sandbox,
 // makes it and says nothing about its end. A person sees it on a terminal.
 func (a runCommands) limitForgotten(t target, box *boxFlags, spec *sandbox.Spec) {
-	if _, managed := t.(remote); managed && box.idle == 0 && box.lifetime == 0 && !isTerminal(a.Stdout) {
+	if _, managed := t.(remote); managed && box.idle == 0 && box.lifetime == 0 && !term.IsTerminal(a.Stdout) {
 		spec.Lifetime.Idle, spec.Lifetime.IdleAction = forgottenTime, sandbox.IdleStop
 	}
 }
@@ -188,8 +189,8 @@ func (a runCommands) startDetached(ctx context.Context, t target, req engine.Run
 // sweep removes leftovers of a killed atoll. A failure is not fatal.
 func (a *Env) sweep(ctx context.Context, c *engine.Engine) {
 	if _, err := c.Sweep(ctx); err != nil && ctx.Err() == nil {
-		text, _ := explain(err)
-		a.say("warning", "could not remove what an earlier run left behind: "+text)
+		text, _ := term.Explain(err)
+		a.Say("warning", "could not remove what an earlier run left behind: "+text)
 	}
 }
 
@@ -198,7 +199,7 @@ func (a *Env) sweep(ctx context.Context, c *engine.Engine) {
 func (a *Env) command(how *commandFlags, args []string) sandbox.Command {
 	cmd := sandbox.Command{Args: args, Stdin: how.interactive, Timeout: time.Duration(how.timeout), Background: how.detach}
 	if how.tty {
-		size := windowSize(a.terminal())
+		size := term.WindowSize(a.Terminal())
 		cmd.TTY = &size
 		kind, _ := a.LookupEnv("TERM")
 		if kind == "" {
@@ -209,21 +210,11 @@ func (a *Env) command(how *commandFlags, args []string) sandbox.Command {
 	return cmd
 }
 
-// terminal returns the terminal we were called from, nil without one.
-func (a *Term) terminal() *os.File {
-	for _, stream := range []any{a.Stdin, a.Stdout, a.Stderr} {
-		if isTerminal(stream) {
-			return stream.(*os.File)
-		}
-	}
-	return nil
-}
-
 // foreground runs a command connected to our streams and turns how it ended
 // into our own exit code.
 func (a *Env) foreground(ctx context.Context, how *commandFlags, run func(context.Context, *session, *result) (sandbox.Exit, error)) error {
-	if how.tty && how.interactive && !isTerminal(a.Stdin) {
-		return &usageError{message: "-t: the input is not a terminal", hint: "leave out -t, or -i"}
+	if how.tty && how.interactive && !term.IsTerminal(a.Stdin) {
+		return &term.UsageError{Message: "-t: the input is not a terminal", Hint: "leave out -t, or -i"}
 	}
 	signals, ctx, stop := catchSignals(ctx)
 	defer stop()
@@ -232,8 +223,8 @@ func (a *Env) foreground(ctx context.Context, how *commandFlags, run func(contex
 		s.stdin = a.Stdin
 	}
 	if how.tty {
-		s.sizes = a.terminal()
-		if how.interactive && isTerminal(a.Stdin) {
+		s.sizes = a.Terminal()
+		if how.interactive && term.IsTerminal(a.Stdin) {
 			s.terminal = a.Stdin.(*os.File)
 		}
 	}
@@ -263,24 +254,24 @@ func (a *Env) foreground(ctx context.Context, how *commandFlags, run func(contex
 func (a *Env) finishJSON(res *result, exit sandbox.Exit, err error) error {
 	res.Exit, res.Reason, res.Signal, res.Detail = codeFor(exit), exit.Reason, exit.Signal, exit.Detail
 	if err != nil {
-		res.Exit, res.Error = exitAtoll, typed(err)
+		res.Exit, res.Error = term.ExitAtoll, term.Typed(err)
 	}
-	if werr := a.printJSON(res); werr != nil {
+	if werr := a.PrintJSON(res); werr != nil {
 		return werr
 	}
 	if res.Exit == 0 {
 		return nil
 	}
-	return exitCode(res.Exit)
+	return term.ExitCode(res.Exit)
 }
 
 // codeFor returns the exit code for the end of a command.
 func codeFor(exit sandbox.Exit) int {
 	switch exit.Reason {
 	case sandbox.ReasonTimeout, sandbox.ReasonLifetime:
-		return exitTimeout
+		return term.ExitTimeout
 	case sandbox.ReasonCrashed, sandbox.ReasonLost:
-		return exitAtoll
+		return term.ExitAtoll
 	case sandbox.ReasonMemory, sandbox.ReasonKilled:
 		if exit.Code == 0 {
 			return 137 // as if by SIGKILL, which it was
@@ -311,10 +302,10 @@ func (a *Env) outcome(exit sandbox.Exit, how *commandFlags) error {
 		if !strings.HasSuffix(text, exit.Detail) {
 			text += " (" + exit.Detail + ")"
 		}
-		a.say("error", text)
+		a.Say("error", text)
 	}
 	if code := codeFor(exit); code != 0 {
-		return exitCode(code)
+		return term.ExitCode(code)
 	}
 	return nil
 }
@@ -322,9 +313,9 @@ func (a *Env) outcome(exit sandbox.Exit, how *commandFlags) error {
 // progress returns a function that shows the progress of a pull, and one that
 // clears it, which may be called again. It shows progress only on a terminal.
 func (a *Env) progress(quiet bool) (show func(engine.Progress), done func()) {
-	if quiet || !isTerminal(a.Stderr) {
+	if quiet || !term.IsTerminal(a.Stderr) {
 		return nil, func() {}
 	}
-	b := newBar(a.Stderr)
-	return func(p engine.Progress) { b.show(p.Phase, p.Done, p.Total) }, b.clear
+	b := term.NewBar(a.Stderr)
+	return func(p engine.Progress) { b.Show(p.Phase, p.Done, p.Total) }, b.Clear
 }

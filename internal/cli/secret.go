@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
 )
@@ -45,10 +46,10 @@ func (a secretCommands) readSecret(file string) ([]byte, error) {
 		}
 		defer f.Close()
 		in = f
-	case isTerminal(a.Stdin):
-		a.notef("Value: ")
-		v, err := readHidden(a.Stdin.(*os.File))
-		a.notef("\n")
+	case term.IsTerminal(a.Stdin):
+		a.Notef("Value: ")
+		v, err := term.ReadHidden(a.Stdin.(*os.File))
+		a.Notef("\n")
 		return v, err
 	}
 	v, err := io.ReadAll(io.LimitReader(in, maxSecret+3))
@@ -105,9 +106,9 @@ func (a secretCommands) wroteSecret(s durable.StoredSecret, err error, asJSON bo
 		return err
 	}
 	if asJSON {
-		return a.printJSON(s)
+		return a.PrintJSON(s)
 	}
-	return a.printf("%s is at version %d\n", s.Name, s.Version)
+	return a.Printf("%s is at version %d\n", s.Name, s.Version)
 }
 
 func (a secretCommands) secretRotateCmd() *cobra.Command {
@@ -145,7 +146,7 @@ func (a secretCommands) secretListCmd() *cobra.Command {
 		if source == "" {
 			source = "stored"
 		}
-		return []string{s.Name, strconv.FormatInt(s.Version, 10), strings.Join(s.Hosts, ","), source, strconv.Itoa(s.Uses), ago(s.Updated)}
+		return []string{s.Name, strconv.FormatInt(s.Version, 10), strings.Join(s.Hosts, ","), source, strconv.Itoa(s.Uses), term.Ago(s.Updated)}
 	})
 }
 
@@ -178,7 +179,7 @@ func secretRef(text string) (r sandbox.SecretRef, err error) {
 		case ok && key == "mode":
 			r.Mode = sandbox.SecretMode(value)
 		default:
-			return r, badFlag("secret", "%q is not one of env=, host=, in= and mode=", field)
+			return r, term.BadFlag("secret", "%q is not one of env=, host=, in= and mode=", field)
 		}
 	}
 	return r, sandbox.ValidateSecretName(r.Name)

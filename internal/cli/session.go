@@ -11,10 +11,9 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/term"
-
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/offline"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -60,7 +59,7 @@ func (s *session) unreached() bool { return s.offline[0].Found() || s.offline[1]
 // use runs the session for one command and returns when its output has ended.
 func (s *session) use(ctx context.Context, p driver.Process) error {
 	defer s.signals.forward(ctx, p)()
-	restore, err := rawMode(s.terminal)
+	restore, err := term.RawMode(s.terminal)
 	if err != nil {
 		return err
 	}
@@ -75,7 +74,7 @@ func (s *session) use(ctx context.Context, p driver.Process) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if len(s.detachKeys) > 0 {
-		in = &keyReader{from: in, keys: s.detachKeys, leave: s.leave, cancel: cancel}
+		in = &term.KeyReader{From: in, Keys: s.detachKeys, Leave: s.leave, Cancel: cancel}
 	}
 	go feed(p, in)
 	return s.drain(ctx, p)
@@ -86,7 +85,7 @@ func (s *session) use(ctx context.Context, p driver.Process) error {
 // ends it then.
 func feed(p driver.Process, in io.Reader) {
 	_, err := io.Copy(p.Stdin(), in) // a command need not read all there is
-	if !errors.Is(err, errDetached) {
+	if !errors.Is(err, term.ErrDetached) {
 		_ = p.Stdin().Close()
 	}
 }
@@ -182,36 +181,21 @@ func (o *outflow) stalled() bool {
 type outputError struct{ err error }
 
 func (e *outputError) Error() string { return "cannot write the command's output: " + e.err.Error() }
+
 func (e *outputError) Unwrap() error { return e.err }
-
-// rawMode hands every key to the command, until the returned function is
-// called. Without a terminal both do nothing.
-func rawMode(f *os.File) (restore func(), err error) {
-	if f == nil {
-		return func() {}, nil
-	}
-	before, err := term.MakeRaw(int(f.Fd()))
-	if err != nil {
-		return nil, err
-	}
-	return func() { _ = term.Restore(int(f.Fd()), before) }, nil
-}
-
-// readHidden reads a line from a terminal that does not show it.
-func readHidden(f *os.File) ([]byte, error) { return term.ReadPassword(int(f.Fd())) }
 
 // followSize keeps the command's terminal as large as ours, until the returned
 // function is called.
 func followSize(ctx context.Context, f *os.File, p driver.Process) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	changed := make(chan os.Signal, 1)
-	notifyResize(changed)
+	term.NotifyResize(changed)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
 			select {
 			case <-changed:
-				_ = p.Resize(ctx, windowSize(f)) // it may just have ended
+				_ = p.Resize(ctx, term.WindowSize(f)) // it may just have ended
 			case <-ctx.Done():
 				return
 			}
@@ -222,16 +206,6 @@ func followSize(ctx context.Context, f *os.File, p driver.Process) (stop func())
 		cancel()
 		wg.Wait()
 	}
-}
-
-// windowSize returns the size of a terminal, 80×24 for anything else.
-func windowSize(f *os.File) sandbox.WindowSize {
-	if f != nil {
-		if cols, rows, err := term.GetSize(int(f.Fd())); err == nil && cols > 0 && rows > 0 {
-			return sandbox.WindowSize{Cols: uint16(min(cols, 4096)), Rows: uint16(min(rows, 4096))}
-		}
-	}
-	return sandbox.WindowSize{Cols: 80, Rows: 24}
 }
 
 // interrupted is the cause of a context that ended because of a signal.
@@ -337,14 +311,14 @@ func (i *interrupts) forward(ctx context.Context, p driver.Process) (stop func()
 
 // whyEnded returns the exit code for a session that ended early, and whether
 // there is one.
-func whyEnded(ctx context.Context, err error) (code exitCode, early bool) {
+func whyEnded(ctx context.Context, err error) (code term.ExitCode, early bool) {
 	var sig interrupted
 	var out *outputError
 	switch {
 	case errors.As(err, &out) && errors.Is(err, syscall.EPIPE):
-		return exitCode(128 + int(syscall.SIGPIPE)), true
+		return term.ExitCode(128 + int(syscall.SIGPIPE)), true
 	case errors.As(context.Cause(ctx), &sig):
-		return exitCode(128 + int(sig)), true
+		return term.ExitCode(128 + int(sig)), true
 	}
 	return 0, false
 }

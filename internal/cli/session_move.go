@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
 )
@@ -33,7 +34,7 @@ tells why.`,
 		case t.Fits:
 			fits = "yes"
 		}
-		return []string{t.Provider, fits, orDash(t.Carries), orDash(strings.Join(t.Reasons, "; "))}
+		return []string{t.Provider, fits, term.OrDash(t.Carries), term.OrDash(strings.Join(t.Reasons, "; "))}
 	})
 }
 
@@ -59,7 +60,7 @@ stays where it is. The provider "default" is the one that the session began with
 			Hint: "list the others with: atoll session targets " + args[0],
 		}
 	}, func(o durable.Swapped) error {
-		return a.printf("%s, %s\n", o.Receipt.Provider, strings.TrimPrefix(outcome("", o.Receipt), ": "))
+		return a.Printf("%s, %s\n", o.Receipt.Provider, strings.TrimPrefix(outcome("", o.Receipt), ": "))
 	})
 }
 
@@ -93,7 +94,7 @@ changes is dropped. The exit codes are the same as those of atoll run.`,
 			return err
 		}
 		if code := codeFor(res.Exit); code != 0 {
-			return exitCode(code)
+			return term.ExitCode(code)
 		}
 		return nil
 	})

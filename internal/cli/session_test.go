@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/cli/clitest"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -31,10 +32,14 @@ type command struct {
 }
 
 func (c *command) Info() sandbox.ProcessInfo { return sandbox.ProcessInfo{ID: "1"} }
-func (c *command) Stdin() io.WriteCloser     { return c.stdin }
-func (c *command) Stdout() io.Reader         { return c.stdout }
-func (c *command) Stderr() io.Reader         { return c.stderr }
-func (c *command) Close() error              { return nil }
+
+func (c *command) Stdin() io.WriteCloser { return c.stdin }
+
+func (c *command) Stdout() io.Reader { return c.stdout }
+
+func (c *command) Stderr() io.Reader { return c.stderr }
+
+func (c *command) Close() error { return nil }
 
 func (c *command) Signal(_ context.Context, sig int) error {
 	c.mu.Lock()
@@ -279,8 +284,8 @@ func TestExitCodes(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(string(tt.exit.Reason), func(t *testing.T) {
 			var errs bytes.Buffer
-			a := &Env{Term: &Term{Stderr: &errs, LookupEnv: clitest.Lookup(nil)}}
-			var code exitCode
+			a := &Env{Term: &term.Term{Stderr: &errs, LookupEnv: clitest.Lookup(nil)}}
+			var code term.ExitCode
 			_ = errors.As(a.outcome(tt.exit, &commandFlags{timeout: durationFlag(2 * time.Second)}), &code)
 			if int(code) != tt.want || !strings.Contains(errs.String(), tt.say) || (tt.say == "") != (errs.Len() == 0) {
 				t.Errorf("code %d, said %q", code, errs.String())

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
 	"github.com/atoll-run/atoll/sandbox/viewing"
@@ -104,13 +105,13 @@ that name is used instead.`,
 	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Opened, err error) {
 		for _, name := range unused {
 			if cmd.Flags().Changed(name) {
-				return out, badFlag(name, "does not apply to a session")
+				return out, term.BadFlag(name, "does not apply to a session")
 			}
 		}
 		switch opts.Record = viewing.RecordMode(record); opts.Record {
 		case "", viewing.RecordManual, viewing.RecordOnTurn:
 		default:
-			return out, badFlag("record", "%q is not manual or on-turn", record)
+			return out, term.BadFlag("record", "%q is not manual or on-turn", record)
 		}
 		how.detach = true
 		req, err := a.request(cmd, &boxed, &how, nil)
@@ -127,7 +128,7 @@ that name is used instead.`,
 		}
 		return a.shortly(s)
 	}, func(o durable.Opened) error {
-		return a.println(o.Session.Name)
+		return a.Println(o.Session.Name)
 	})
 }
 
@@ -154,12 +155,12 @@ was, and what was lost. With --hold it then keeps the sandbox until it is interr
 		}
 		if hold {
 			r := s.Receipt()
-			a.say("note", outcome(s.Name(), &r)+"; press Ctrl-C to release it")
+			a.Say("note", outcome(s.Name(), &r)+"; press Ctrl-C to release it")
 			<-ctx.Done()
 		}
 		return a.shortly(s)
 	}, func(o durable.Opened) error {
-		return a.println(outcome(o.Session.Name, o.Receipt))
+		return a.Println(outcome(o.Session.Name, o.Receipt))
 	})
 }
 
@@ -245,14 +246,14 @@ the sandbox.`,
 		return s.Save(ctx)
 	}, func(s durable.Saved) error {
 		for _, w := range s.Workspaces {
-			if err := a.printf("%s@%s\n", w.Name, w.Version); err != nil {
+			if err := a.Printf("%s@%s\n", w.Name, w.Version); err != nil {
 				return err
 			}
 		}
 		if s.Archive == nil {
 			return nil
 		}
-		return a.printf("%s %s, %s\n", s.Archive.Kind, s.Archive.Ref, bytesText(s.Archive.Size))
+		return a.Printf("%s %s, %s\n", s.Archive.Kind, s.Archive.Ref, term.BytesText(s.Archive.Size))
 	})
 }
 
@@ -284,7 +285,7 @@ the envelope names by its digest. Any daemon rebuilds the session from both.`,
 		if err != nil {
 			return err
 		}
-		return a.printJSON(e)
+		return a.PrintJSON(e)
 	})
 	return cmd
 }
@@ -356,7 +357,7 @@ with the files in it, if that is gone or cannot be reached from this daemon.`,
 		}
 		return a.shortly(s)
 	}, func(o durable.Opened) error {
-		return a.println(outcome(o.Session.Name, o.Receipt))
+		return a.Println(outcome(o.Session.Name, o.Receipt))
 	})
 }
 
@@ -394,10 +395,10 @@ paused: it was kept for the next use; cold: there is none, and the next use make
 		}
 		l, idle := cmp.Or(s.Lease, &durable.LeaseInfo{}), "-"
 		if !l.Idle.IsZero() {
-			idle = ago(l.Idle)
+			idle = term.Ago(l.Idle)
 		}
 		return []string{
-			s.Name, leaseWord(l, time.Now()), orDash(l.Provider), strconv.FormatInt(l.Epoch, 10), strconv.Itoa(len(l.Holders)), idle, orDash(strings.Join(names, ",")), ago(s.Created),
+			s.Name, leaseWord(l, time.Now()), term.OrDash(l.Provider), strconv.FormatInt(l.Epoch, 10), strconv.Itoa(len(l.Holders)), idle, term.OrDash(strings.Join(names, ",")), term.Ago(s.Created),
 		}
 	})
 }
@@ -412,13 +413,6 @@ func leaseWord(l *durable.LeaseInfo, now time.Time) string {
 		return "paused"
 	}
 	return l.State
-}
-
-func orDash(text string) string {
-	if text == "" {
-		return "-"
-	}
-	return text
 }
 
 func (a sessionCommands) inspectCmd() *cobra.Command {
@@ -440,7 +434,7 @@ lost. It does not show the values of environment variables.`,
 			}
 			all = append(all, s.Info())
 		}
-		return errors.Join(append(failed, a.printJSON(all))...)
+		return errors.Join(append(failed, a.PrintJSON(all))...)
 	})
 	return cmd
 }
@@ -481,6 +475,6 @@ A sandbox that is stopped or paused on disk does not count.`,
 		}
 		return c.Sessions().Usage(ctx, by, since, until)
 	}, func(u durable.SessionUsage) []string {
-		return []string{orDash(u.Value), strconv.FormatFloat(u.Warm.Seconds(), 'f', 1, 64)}
+		return []string{term.OrDash(u.Value), strconv.FormatFloat(u.Warm.Seconds(), 'f', 1, 64)}
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
@@ -60,9 +61,9 @@ Everyone who may make sandboxes from the snapshot can see everything in it.`,
 			return err
 		}
 		if asJSON {
-			return a.printJSON(made)
+			return a.PrintJSON(made)
 		}
-		return a.println(made.Name)
+		return a.Println(made.Name)
 	})
 	return cmd
 }
@@ -96,12 +97,12 @@ func (a snapshotCommands) snapshotListCmd() *cobra.Command {
 
 func (a snapshotCommands) showSnapshots(all []durable.Snapshot, asJSON, quiet bool) error {
 	if asJSON {
-		return a.printJSON(all)
+		return a.PrintJSON(all)
 	}
 	var rows [][]string
 	for _, s := range all {
 		if quiet {
-			if err := a.println(s.Name); err != nil {
+			if err := a.Println(s.Name); err != nil {
 				return err
 			}
 			continue
@@ -114,13 +115,13 @@ func (a snapshotCommands) showSnapshots(all []durable.Snapshot, asJSON, quiet bo
 			holds = "memory"
 		}
 		rows = append(rows, []string{
-			s.Name, s.ParentName, s.Image, holds, units.BytesSize(float64(s.Size)), stored(&s), ago(s.Created), labelText(s.Labels),
+			s.Name, s.ParentName, s.Image, holds, units.BytesSize(float64(s.Size)), stored(&s), term.Ago(s.Created), term.LabelText(s.Labels),
 		})
 	}
 	if quiet {
 		return nil
 	}
-	return a.table("NAME OF IMAGE HOLDS SIZE STORED CREATED LABELS", rows)
+	return a.Table("NAME OF IMAGE HOLDS SIZE STORED CREATED LABELS", rows)
 }
 
 // stored returns a snapshot's size in the blob store.
@@ -150,7 +151,7 @@ func (a snapshotCommands) snapshotInspectCmd() *cobra.Command {
 					return err
 				}
 			}
-			return a.printJSON(all)
+			return a.PrintJSON(all)
 		}),
 	}
 }

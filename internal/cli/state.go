@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -27,14 +28,14 @@ func (a *Env) storeAddress(flag, file string) (string, error) {
 	case flag != "":
 		u, err := url.Parse(flag)
 		if err != nil {
-			return "", badFlag("store", "is not a usable address")
+			return "", term.BadFlag("store", "is not a usable address")
 		}
 		_, password := u.User.Password()
 		for name := range u.Query() {
 			password = password || strings.Contains(strings.ToLower(name), "password")
 		}
 		if password {
-			e := badFlag("store", "every user of this machine can read a password on a command line")
+			e := term.BadFlag("store", "every user of this machine can read a password on a command line")
 			e.Hint = "put the address into $ATOLL_STORE, or into a file for --store-file"
 			return "", e
 		}
@@ -50,22 +51,22 @@ func (a *Env) storeAddress(flag, file string) (string, error) {
 func addressFile(flag, path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return "", badFlag(flag, "cannot be read: %v", err)
+		return "", term.BadFlag(flag, "cannot be read: %v", err)
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	if err == nil && info.Mode().Perm()&0o077 != 0 {
-		e := badFlag(flag, "%s can be read by other users", path)
+		e := term.BadFlag(flag, "%s can be read by other users", path)
 		e.Hint = "run: chmod 600 " + path
 		return "", e
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxAddress))
 	if err != nil {
-		return "", badFlag(flag, "cannot be read: %v", err)
+		return "", term.BadFlag(flag, "cannot be read: %v", err)
 	}
 	address := strings.TrimSpace(string(text))
 	if address == "" {
-		return "", badFlag(flag, "%s is empty", path)
+		return "", term.BadFlag(flag, "%s is empty", path)
 	}
 	return address, nil
 }
@@ -113,7 +114,7 @@ A PostgreSQL database is backed up with its own tools.`,
 		if err := saveNew(path, copied); err != nil {
 			return err
 		}
-		return a.println(path)
+		return a.Println(path)
 	})
 	return cmd
 }
@@ -142,8 +143,8 @@ keeps those that it does not know.`,
 		if err != nil {
 			return err
 		}
-		a.say("note", "restored; to start the daemon again: atoll up --detach")
-		return a.println(replaced)
+		a.Say("note", "restored; to start the daemon again: atoll up --detach")
+		return a.Println(replaced)
 	})
 	return cmd
 }
@@ -165,7 +166,7 @@ with each of them. It deletes nothing. Put the missing part back instead if you 
 		}
 		lost, err := a.accept(ctx, filepath.Dir(a.socket()))
 		for _, line := range lost {
-			err = errors.Join(err, a.println(line))
+			err = errors.Join(err, a.Println(line))
 		}
 		return err
 	})

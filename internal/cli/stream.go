@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/viewing"
 )
@@ -61,7 +62,7 @@ type pageLink struct {
 // openStream opens a stream of a sandbox in the browser.
 func (a *Env) openStream(ctx context.Context, name string, n viewing.NewStream, f *linkFlags) error {
 	if f.ttl < time.Second || f.ttl > maxTTL {
-		return badFlag("ttl", "is not between 1s and 24h")
+		return term.BadFlag("ttl", "is not between 1s and 24h")
 	}
 	base, err := a.streamBase(ctx, f.base)
 	if err != nil {
@@ -81,9 +82,9 @@ func (a *Env) openStream(ctx context.Context, name string, n viewing.NewStream, 
 	}
 	link := strings.TrimSuffix(base, "/") + "/console/#" + access.Fragment()
 	if f.asJSON {
-		return a.printJSON(pageLink{URL: link, Expires: access.CodeExpires, Stream: &access.Stream})
+		return a.PrintJSON(pageLink{URL: link, Expires: access.CodeExpires, Stream: &access.Stream})
 	}
-	return a.openLink(ctx, link, f.stay)
+	return a.OpenLink(ctx, link, f.stay)
 }
 
 // streamBase returns the address of the daemon for a browser.
@@ -91,7 +92,7 @@ func (a *Env) streamBase(ctx context.Context, given string) (string, error) {
 	if given != "" {
 		u, err := url.Parse(given)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
-			return "", badFlag("base", "is not an address such as https://example.com/atoll")
+			return "", term.BadFlag("base", "is not an address such as https://example.com/atoll")
 		}
 		return u.String(), nil
 	}
@@ -168,7 +169,7 @@ func (a streamCommands) listCmd() *cobra.Command {
 		case err != nil:
 			return err
 		case asJSON:
-			return a.printJSON(all)
+			return a.PrintJSON(all)
 		}
 		rows := make([][]string, len(all))
 		for i, v := range all {
@@ -178,7 +179,7 @@ func (a streamCommands) listCmd() *cobra.Command {
 			}
 			rows[i] = []string{v.ID, v.Kind, what, v.Mode, fmt.Sprint(v.Viewers), v.Expires.Local().Format(time.DateTime)}
 		}
-		return a.table("ID KIND OF MODE VIEWERS EXPIRES", rows)
+		return a.Table("ID KIND OF MODE VIEWERS EXPIRES", rows)
 	})
 	return cmd
 }
@@ -194,7 +195,7 @@ func (a streamCommands) removeCmd() *cobra.Command {
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		ids := args[1:]
 		if all == (len(ids) > 0) {
-			return &usageError{message: "name the streams to end, or give --all", hint: "to list them: atoll stream ls " + args[0]}
+			return &term.UsageError{Message: "name the streams to end, or give --all", Hint: "to list them: atoll stream ls " + args[0]}
 		}
 		s, err := a.daemonSandbox(ctx, args[0])
 		if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
@@ -80,9 +81,9 @@ in them; atoll inspect tells which.`,
 			return err
 		}
 		if asJSON {
-			return a.printJSON(t)
+			return a.PrintJSON(t)
 		}
-		return a.printf("template:%s:%s\n", t.Name, t.Tag)
+		return a.Printf("template:%s:%s\n", t.Name, t.Tag)
 	})
 	return cmd
 }
@@ -114,11 +115,11 @@ func (a templateCommands) showBuild(e durable.BuildEvent) {
 	switch {
 	case e.Output:
 		text := strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(e.Text) // progress, line by line
-		a.notef("%s", painted(visible(text)))
+		a.Notef("%s", term.Painted(term.Visible(text)))
 	case e.Cached:
-		a.notef("%s %s\n", a.paint(a.Stderr, cyan, fmt.Sprintf("[%d/%d] cached", e.Step, e.Steps)), oneLine(e.Text, 100))
+		a.Notef("%s %s\n", a.Paint(a.Stderr, term.Cyan, fmt.Sprintf("[%d/%d] cached", e.Step, e.Steps)), term.OneLine(e.Text, 100))
 	default:
-		a.notef("%s %s\n", a.paint(a.Stderr, cyan, fmt.Sprintf("[%d/%d]", e.Step, e.Steps)), oneLine(e.Text, 100))
+		a.Notef("%s %s\n", a.Paint(a.Stderr, term.Cyan, fmt.Sprintf("[%d/%d]", e.Step, e.Steps)), term.OneLine(e.Text, 100))
 	}
 }
 
@@ -127,7 +128,7 @@ func (a templateCommands) templateListCmd() *cobra.Command {
 	return daemonList(a.Env, cmd, "NAME TAG IMAGE SIZE VISIBILITY CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.Template, error) {
 		return c.Templates(ctx)
 	}, func(t durable.Template) []string {
-		return []string{t.Name, t.Tag, short(t.Image), units.BytesSize(float64(t.Size)), visibility(t.Public), ago(t.Created)}
+		return []string{t.Name, t.Tag, short(t.Image), units.BytesSize(float64(t.Size)), visibility(t.Public), term.Ago(t.Created)}
 	})
 }
 
@@ -144,7 +145,7 @@ func (a templateCommands) templateInspectCmd() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.printJSON(t)
+		return a.PrintJSON(t)
 	})
 	return cmd
 }
@@ -197,9 +198,9 @@ func (a templateCommands) visibilityCmd(cmd *cobra.Command, set func(*atoll.Clie
 		switch {
 		case err != nil:
 		case asJSON:
-			err = a.printJSON(v)
+			err = a.PrintJSON(v)
 		case v.Public:
-			err = a.printf("template:%s\n", v.Name)
+			err = a.Printf("template:%s\n", v.Name)
 		}
 		return err
 	})
@@ -225,9 +226,9 @@ func (a templateCommands) templatePruneCmd() *cobra.Command {
 		switch {
 		case err != nil:
 		case asJSON:
-			err = a.printJSON(map[string]int64{"bytes": freed})
+			err = a.PrintJSON(map[string]int64{"bytes": freed})
 		default:
-			err = a.println("freed", units.BytesSize(float64(freed)))
+			err = a.Println("freed", units.BytesSize(float64(freed)))
 		}
 		return err
 	})

@@ -13,6 +13,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/admin"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -160,7 +161,7 @@ func (a tenantCommands) tenantCommand(asJSON *bool, do func(context.Context, *ad
 			return err
 		}
 		if *asJSON {
-			return a.printJSON(t)
+			return a.PrintJSON(t)
 		}
 		return a.showTenant(t)
 	})
@@ -169,13 +170,13 @@ func (a tenantCommands) tenantCommand(asJSON *bool, do func(context.Context, *ad
 func (a tenantCommands) showTenant(t operator.Tenant) error {
 	state := "enabled"
 	if !t.Disabled.IsZero() {
-		state = "disabled " + ago(t.Disabled)
+		state = "disabled " + term.Ago(t.Disabled)
 	}
 	l, u := t.Limits, t.Usage
-	if err := a.printf("%s: %s\n", t.ID, state); err != nil {
+	if err := a.Printf("%s: %s\n", t.ID, state); err != nil {
 		return err
 	}
-	return a.table("WHAT USED LIMIT", [][]string{
+	return a.Table("WHAT USED LIMIT", [][]string{
 		{"boxes", fmt.Sprint(u.Boxes), limitText(float64(l.Boxes), false)},
 		{"cpus", strconv.FormatFloat(u.CPUs, 'f', -1, 64), limitText(l.CPUs, false)},
 		{"memory", units.BytesSize(float64(u.Memory)), limitText(float64(l.Memory), true)},
@@ -202,7 +203,7 @@ func (a tenantCommands) tenantListCmd() *cobra.Command {
 		}
 		return []string{
 			t.ID, state, fmt.Sprintf("%d/%s", t.Usage.Boxes, limitText(float64(t.Limits.Boxes), false)),
-			fmt.Sprintf("%s/%s", units.BytesSize(float64(t.Usage.Memory)), limitText(float64(t.Limits.Memory), true)), ago(t.Created),
+			fmt.Sprintf("%s/%s", units.BytesSize(float64(t.Usage.Memory)), limitText(float64(t.Limits.Memory), true)), term.Ago(t.Created),
 		}
 	})
 }
@@ -239,7 +240,7 @@ sandboxes that already exist.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		limits := given()
 		if limits == nil {
-			return usage(cmd, fmt.Errorf("no limit is given"))
+			return term.Usage(cmd, fmt.Errorf("no limit is given"))
 		}
 		return a.tenantCommand(&asJSON, func(ctx context.Context, c *admin.Client, name string) (operator.Tenant, error) {
 			return c.UpdateTenant(ctx, name, operator.TenantChange{Limits: limits})

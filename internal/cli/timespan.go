@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/atoll-run/atoll/internal/cli/term"
 )
 
 // spanFlags select what happened in a span of time.
@@ -22,7 +24,7 @@ func (f *spanFlags) read() (since, until time.Time, err error) {
 		until, err = parseTime("until", f.until)
 	}
 	if err == nil && !since.IsZero() && !until.IsZero() && until.Before(since) {
-		err = badFlag("until", "%q is before %q", f.until, f.since)
+		err = term.BadFlag("until", "%q is before %q", f.until, f.since)
 	}
 	return since, until, err
 }
@@ -45,7 +47,7 @@ func parseTime(flag, text string) (time.Time, error) {
 	}
 	var age daysFlag
 	if age.Set(text) != nil || age <= 0 {
-		return time.Time{}, badFlag(flag, "%q is neither an age such as 90d nor a time such as 2026-01-31T00:00:00Z or 2026-01-31", text)
+		return time.Time{}, term.BadFlag(flag, "%q is neither an age such as 90d nor a time such as 2026-01-31T00:00:00Z or 2026-01-31", text)
 	}
 	return time.Now().Add(-time.Duration(age)), nil
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -87,14 +88,14 @@ Watching a sandbox does not count as use: idle policies apply all the same.`,
 	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
 		order := orders[sortBy]
 		if order == nil {
-			return badFlag("sort", "%q is not one of name, cpu, memory, disk and pids", sortBy)
+			return term.BadFlag("sort", "%q is not one of name, cpu, memory, disk and pids", sortBy)
 		}
 		match, err := parseFilters(filter)
 		if err != nil {
 			return err
 		}
 		if _, given := match["state"]; given {
-			return badFlag("filter", "only running sandboxes consume something; for the others use: atoll ls --filter state=STATE")
+			return term.BadFlag("filter", "only running sandboxes consume something; for the others use: atoll ls --filter state=STATE")
 		}
 		target, err := a.targetOf(ctx, allTenants)
 		if err != nil {
@@ -129,7 +130,7 @@ func (a listCommands) top(ctx context.Context, m *meter, order func(a, b load) i
 		slices.SortStableFunc(all, func(x, y load) int { return cmp.Or(order(x, y), cmp.Compare(x.Name, y.Name)) })
 		if asJSON {
 			var b strings.Builder
-			err := writeJSON(&b, append([]load{}, all...), "")
+			err := term.WriteJSON(&b, append([]load{}, all...), "")
 			return b.String(), err
 		}
 		if m.details {
@@ -138,11 +139,11 @@ func (a listCommands) top(ctx context.Context, m *meter, order func(a, b load) i
 		return loadTable(all), nil
 	}
 	if !once {
-		return a.watch(ctx, every, frame)
+		return a.Watch(ctx, every, frame)
 	}
 	text, err := frame(ctx)
 	if err == nil {
-		err = a.printf("%s", painted(text))
+		err = a.Printf("%s", term.Painted(text))
 	}
 	return err
 }
@@ -152,7 +153,7 @@ func loadTable(all []load) string {
 	for _, l := range all {
 		rows = append(rows, []string{l.Name, l.share(), l.memory(), l.pids(), sizeOf(l.Disk)})
 	}
-	return columns([]string{"NAME", "CPU %", "MEMORY / LIMIT", "PIDS", "DISK"}, rows, 63)
+	return term.Columns([]string{"NAME", "CPU %", "MEMORY / LIMIT", "PIDS", "DISK"}, rows, 63)
 }
 
 func (l *load) share() string {
@@ -187,18 +188,18 @@ func loadDetails(all []load) string {
 			{"processes", l.pids()},
 			{"disk", sizeOf(l.Disk)},
 			{"image", l.box.Image},
-			{"provider", orDash(l.box.Provider)},
-			{"created", ago(l.box.Created)},
+			{"provider", term.OrDash(l.box.Provider)},
+			{"created", term.Ago(l.box.Created)},
 			{"ends", ends(&l.box)},
-			{"labels", orDash(labelText(l.box.Labels))},
+			{"labels", term.OrDash(term.LabelText(l.box.Labels))},
 		}
 		for _, name := range slices.Sorted(maps.Keys(l.Limits)) {
 			rows = append(rows, []string{"limit", name + " is not enforced: " + l.Limits[name].Why})
 		}
 		for _, p := range l.running {
-			rows = append(rows, []string{"runs", commandText(p.Args) + ", " + ago(p.Started)})
+			rows = append(rows, []string{"runs", term.CommandText(p.Args) + ", " + term.Ago(p.Started)})
 		}
-		parts = append(parts, columns([]string{l.Name, string(l.ID)}, rows, 100))
+		parts = append(parts, term.Columns([]string{l.Name, string(l.ID)}, rows, 100))
 	}
 	return strings.Join(parts, "\n")
 }

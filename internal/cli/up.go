@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
@@ -137,10 +138,10 @@ func proxyAddress(flag, file string) (string, error) {
 	}
 	u, err := url.Parse(flag)
 	if err != nil {
-		return "", badFlag("egress-proxy", "is not a usable address")
+		return "", term.BadFlag("egress-proxy", "is not a usable address")
 	}
 	if _, password := u.User.Password(); password {
-		e := badFlag("egress-proxy", "every user of this machine can read a password on a command line")
+		e := term.BadFlag("egress-proxy", "every user of this machine can read a password on a command line")
 		e.Hint = "put the address into $ATOLL_EGRESS_PROXY, or into a file for --egress-proxy-file"
 		return "", e
 	}
@@ -255,7 +256,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 			return badFlag("share-images-keep", "%v is neither 0 nor at least 14d", time.Duration(shared))
 		}
 		if g := opts.SessionGrace; g != 0 && (g < minGrace || g > maxGrace) {
-			return badFlag("session-grace", "%v is not between %v and %v", g, minGrace, maxGrace)
+			return term.BadFlag("session-grace", "%v is not between %v and %v", g, minGrace, maxGrace)
 		}
 		if opts.Blobs == "" {
 			opts.Blobs, _ = a.LookupEnv("ATOLL_BLOBS")
@@ -264,7 +265,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 			opts.Policies, _ = a.LookupEnv("ATOLL_POLICY")
 		}
 		if n := opts.Nodes; len(n.Nodes) == 0 && n.File+n.Service == "" && n.KeyFile+n.CAFile != "" {
-			return badFlag("node-key-file", "there are no nodes; name some with --node, --nodes-file or --node-service")
+			return term.BadFlag("node-key-file", "there are no nodes; name some with --node, --nodes-file or --node-service")
 		}
 		var err error
 		if opts.Store, err = a.storeAddress(address, addressIn); err != nil {
@@ -281,7 +282,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 		if cert != "" {
 			pair, err := tls.LoadX509KeyPair(cert, key)
 			if err != nil {
-				return badFlag("tls-cert", "the certificate and its key cannot be used: %v", err)
+				return term.BadFlag("tls-cert", "the certificate and its key cannot be used: %v", err)
 			}
 			opts.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
 			opts.E2B.TLS, opts.Bridge.TLS = opts.TLS, opts.TLS
@@ -325,11 +326,11 @@ func (a upCommands) attend(ctx context.Context, d Daemon, again <-chan os.Signal
 			return failed
 		case <-again:
 			if err := d.Reload(ctx); err != nil {
-				text, _ := explain(err)
+				text, _ := term.Explain(err)
 				if sandbox.CodeOf(err) == sandbox.CodeInvalid {
 					text = "the policies cannot be used; the previous ones stay in force: " + text
 				}
-				a.sayLines("error", text)
+				a.SayLines("error", text)
 			}
 		}
 	}
@@ -351,20 +352,20 @@ func (a upCommands) runDaemon(ctx context.Context, opts UpOptions) error {
 	if a.start == nil {
 		return a.inEngine("no daemon can run on this machine")
 	}
-	a.warn(a.warningOf(opts.Provider))
+	a.Warn(a.warningOf(opts.Provider))
 	d, err := a.start(ctx, opts)
 	if err != nil {
 		return err
 	}
-	a.notef("atoll: listening on %s\n", d.Socket())
+	a.Notef("atoll: listening on %s\n", d.Socket())
 	if d.TCP() != nil {
-		a.notef("atoll: listening on %s\n", d.TCP())
+		a.Notef("atoll: listening on %s\n", d.TCP())
 	}
 	if d.E2B() != nil {
-		a.notef("atoll: serving clients of E2B on %s; see: atoll e2b env\n", d.E2B())
+		a.Notef("atoll: serving clients of E2B on %s; see: atoll e2b env\n", d.E2B())
 	}
 	if d.Bridge() != nil {
-		a.notef("atoll: serving clients of Cloudflare's sandbox bridge on %s\n", d.Bridge())
+		a.Notef("atoll: serving clients of Cloudflare's sandbox bridge on %s\n", d.Bridge())
 	}
 	failed := a.attend(ctx, d, again)
 	stop() // another signal ends it at once

@@ -21,9 +21,9 @@ func (a *Env) versionCmd() *cobra.Command {
 	cmd.RunE = interruptible(func(context.Context, []string) error {
 		v := a.Version
 		if asJSON {
-			return a.printJSON(v)
+			return a.PrintJSON(v)
 		}
-		return a.println(a.versionLine())
+		return a.Println(a.versionLine())
 	})
 	return cmd
 }

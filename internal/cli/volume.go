@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -34,10 +35,10 @@ func volume(text string) (sandbox.Mount, error) {
 	}
 	source, err := filepath.Abs(m.Source)
 	if err != nil {
-		return sandbox.Mount{}, badFlag("volume", "%v", err)
+		return sandbox.Mount{}, term.BadFlag("volume", "%v", err)
 	}
 	if _, err := os.Stat(source); err != nil {
-		e := badFlag("volume", "%v", err)
+		e := term.BadFlag("volume", "%v", err)
 		e.Hint = "create it first; Atoll does not create host directories"
 		return sandbox.Mount{}, e
 	}
@@ -46,7 +47,7 @@ func volume(text string) (sandbox.Mount, error) {
 }
 
 func volumeError(text, problem string) error {
-	e := badFlag("volume", "%q %s", text, problem)
+	e := term.BadFlag("volume", "%q %s", text, problem)
 	e.Hint = "for example: --volume ./data:/data:ro"
 	return e
 }

@@ -7,11 +7,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
 )
@@ -35,7 +35,7 @@ func (f *workspaceFlags) register(flags *pflag.FlagSet) {
 
 func (f *workspaceFlags) spec() (all []sandbox.WorkspaceMount, err error) {
 	if limited := len(f.readOnly)+len(f.writable) > 0; limited && len(f.names) != 1 {
-		return nil, badFlag("workspace", "is needed, and only one, to limit what can be written to it")
+		return nil, term.BadFlag("workspace", "is needed, and only one, to limit what can be written to it")
 	}
 	for _, text := range f.names {
 		w, err := workspaceSpec(text)
@@ -62,7 +62,7 @@ func workspaceSpec(text string) (w sandbox.WorkspaceMount, err error) {
 	case "shared":
 		w.Mode = sandbox.WorkspaceShared
 	default:
-		return w, badFlag("workspace", "is not NAME, NAME:ro or NAME:shared, each with an optional :/PATH")
+		return w, term.BadFlag("workspace", "is not NAME, NAME:ro or NAME:shared, each with an optional :/PATH")
 	}
 	return w, nil
 }
@@ -81,8 +81,6 @@ it, or any number can read it.`,
 		a.workspaceRestoreCmd(), a.workspacePersistCmd(), a.workspacePruneCmd(), a.workspaceVerifyCmd(), a.workspaceRemoveCmd())
 }
 
-func bytesText(n int64) string { return units.BytesSize(float64(n)) }
-
 func (a workspaceCommands) workspaceCreateCmd() *cobra.Command {
 	var opts durable.NewWorkspace
 	var most sizeFlag
@@ -100,7 +98,7 @@ history, and removing the workspace does not change the bucket.`,
 	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.Workspace, error) {
 		opts.Name, opts.MaxBytes = args[0], int64(most)
 		return c.CreateWorkspace(ctx, opts)
-	}, func(w durable.Workspace) error { return a.printf("%s\n", w.Name) })
+	}, func(w durable.Workspace) error { return a.Printf("%s\n", w.Name) })
 }
 
 func attachedText(w durable.Workspace) string {
@@ -123,7 +121,7 @@ func (a workspaceCommands) workspaceListCmd() *cobra.Command {
 		if w.Problem != "" {
 			state = "unsaved"
 		}
-		return []string{w.Name, state, attachedText(w), ago(w.Created)}
+		return []string{w.Name, state, attachedText(w), term.Ago(w.Created)}
 	})
 }
 
@@ -133,21 +131,21 @@ func (a workspaceCommands) workspaceInspectCmd() *cobra.Command {
 		return c.Workspace(ctx, args[0])
 	}, func(w durable.Workspace) error {
 		rows := [][]string{
-			{"name", w.Name}, {"created", ago(w.Created)}, {"encrypted", strconv.FormatBool(w.Encrypted)}, {"attached", attachedText(w)},
+			{"name", w.Name}, {"created", term.Ago(w.Created)}, {"encrypted", strconv.FormatBool(w.Encrypted)}, {"attached", attachedText(w)},
 		}
 		if w.Bucket != "" {
 			rows = append(rows, []string{"bucket", w.Bucket})
 		}
 		if w.MaxBytes > 0 {
-			rows = append(rows, []string{"largest version allowed", bytesText(w.MaxBytes)})
+			rows = append(rows, []string{"largest version allowed", term.BytesText(w.MaxBytes)})
 		}
 		if v := w.Latest; v != nil {
-			rows = append(rows, []string{"newest version", fmt.Sprintf("%d, %s, %d files, %s", v.Number, ago(v.Created), v.Files, bytesText(v.Bytes))})
+			rows = append(rows, []string{"newest version", fmt.Sprintf("%d, %s, %d files, %s", v.Number, term.Ago(v.Created), v.Files, term.BytesText(v.Bytes))})
 		}
 		if w.Problem != "" {
 			rows = append(rows, []string{"not persisted", w.Problem})
 		}
-		return a.table("WHAT VALUE", rows)
+		return a.Table("WHAT VALUE", rows)
 	})
 }
 
@@ -160,9 +158,9 @@ func (a workspaceCommands) workspaceHistoryCmd() *cobra.Command {
 	}, func(all []durable.WorkspaceVersion) error {
 		rows := make([][]string, len(all))
 		for i, v := range all {
-			rows[len(all)-1-i] = []string{strconv.Itoa(v.Number), ago(v.Created), strconv.FormatInt(v.Files, 10), bytesText(v.Bytes), bytesText(v.Added), v.Note}
+			rows[len(all)-1-i] = []string{strconv.Itoa(v.Number), term.Ago(v.Created), strconv.FormatInt(v.Files, 10), term.BytesText(v.Bytes), term.BytesText(v.Added), v.Note}
 		}
-		return a.table("VERSION CREATED FILES SIZE ADDED NOTE", rows)
+		return a.Table("VERSION CREATED FILES SIZE ADDED NOTE", rows)
 	})
 }
 
@@ -198,12 +196,12 @@ D removed, M modified, and T touched (another mode, owner, time or attribute).`,
 	}, func(d diff) error {
 		letters := map[string]string{"added": "A", "removed": "D", "modified": "M", "touched": "T"}
 		for _, c := range d.Changes {
-			if err := a.printf("%s %s\n", letters[c.Kind], c.Path); err != nil {
+			if err := a.Printf("%s %s\n", letters[c.Kind], c.Path); err != nil {
 				return err
 			}
 		}
 		if d.More {
-			return a.printf("… and more\n")
+			return a.Printf("… and more\n")
 		}
 		return nil
 	})
@@ -227,7 +225,7 @@ stay in the history.`,
 			note = fmt.Sprintf("version %d restored", n)
 		}
 		return c.RestoreWorkspace(ctx, args[0], n, note)
-	}, func(v durable.WorkspaceVersion) error { return a.printf("version %d\n", v.Number) })
+	}, func(v durable.WorkspaceVersion) error { return a.Printf("version %d\n", v.Number) })
 }
 
 func (a workspaceCommands) workspacePersistCmd() *cobra.Command {
@@ -242,7 +240,7 @@ anyway.`,
 	cmd.Flags().StringVar(&note, "note", "", "kept with the version")
 	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspaceVersion, error) {
 		return c.PersistWorkspace(ctx, args[0], note)
-	}, func(v durable.WorkspaceVersion) error { return a.printf("version %d\n", v.Number) })
+	}, func(v durable.WorkspaceVersion) error { return a.Printf("version %d\n", v.Number) })
 }
 
 func (a workspaceCommands) workspacePruneCmd() *cobra.Command {
@@ -261,7 +259,7 @@ data.`,
 		keep.Within = time.Duration(within)
 		return c.PruneWorkspace(ctx, args[0], keep)
 	}, func(p durable.WorkspacePruned) error {
-		return a.printf("%d versions forgotten, %s freed\n", len(p.Versions), bytesText(max(0, p.Freed)))
+		return a.Printf("%d versions forgotten, %s freed\n", len(p.Versions), term.BytesText(max(0, p.Freed)))
 	})
 }
 
@@ -275,7 +273,7 @@ func (a workspaceCommands) workspaceVerifyCmd() *cobra.Command {
 	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspaceReport, error) {
 		return c.VerifyWorkspace(ctx, args[0], deep)
 	}, func(r durable.WorkspaceReport) error {
-		return a.printf("%d versions in %d chunks, %s: complete\n", r.Versions, r.Chunks, bytesText(r.Bytes))
+		return a.Printf("%d versions in %d chunks, %s: complete\n", r.Versions, r.Chunks, term.BytesText(r.Bytes))
 	})
 }
 

@@ -1,4 +1,4 @@
-package cli
+package term
 
 import (
 	"errors"
@@ -17,29 +17,29 @@ import (
 
 // Exit codes of Atoll itself. A command's own code is passed on.
 const (
-	exitFailure     = 1   // a command of Atoll failed
-	exitUsage       = 2   // wrong usage
-	exitTimeout     = 124 // a command ran out of time, as timeout(1) says
-	exitAtoll       = 125 // run, exec, shell and attach: Atoll failed, not the command
-	exitInterrupted = 130 // as shells say of Ctrl-C
-	exitNotFound    = 127 // the command is not there, as shells say
+	ExitFailure     = 1   // a command of Atoll failed
+	ExitUsage       = 2   // wrong usage
+	ExitTimeout     = 124 // a command ran out of time, as timeout(1) says
+	ExitAtoll       = 125 // run, exec, shell and attach: Atoll failed, not the command
+	ExitInterrupted = 130 // as shells say of Ctrl-C
+	ExitNotFound    = 127 // the command is not there, as shells say
 )
 
-// exitCode ends the program with a code and without a message, because the
+// ExitCode ends the program with a code and without a message, because the
 // message was already printed.
-type exitCode int
+type ExitCode int
 
-func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+func (e ExitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
 
-// usageError is a fault in how a command was called.
-type usageError struct {
-	message string
-	hint    string
+// UsageError is a fault in how a command was called.
+type UsageError struct {
+	Message string
+	Hint    string
 }
 
-func (e *usageError) Error() string { return e.message }
+func (e *UsageError) Error() string { return e.Message }
 
-func usage(cmd *cobra.Command, err error) error {
+func Usage(cmd *cobra.Command, err error) error {
 	hint := "see: " + cmd.CommandPath() + " --help"
 	if text := err.Error(); text == "unknown flag: --host" || strings.HasPrefix(text, "unknown shorthand flag: 'H'") {
 		hint = "name another daemon with: atoll context, or with the variable ATOLL_HOST and a key in ATOLL_KEY" // docker has a flag
@@ -47,7 +47,7 @@ func usage(cmd *cobra.Command, err error) error {
 	if flag, ok := strings.CutPrefix(err.Error(), "unknown flag: "); ok && dockerFlags[flag] != "" {
 		hint = dockerFlags[flag]
 	}
-	return &usageError{message: err.Error(), hint: hint}
+	return &UsageError{Message: err.Error(), Hint: hint}
 }
 
 // dockerFlags maps flags of docker that Atoll lacks to Atoll's equivalents.
@@ -60,15 +60,15 @@ var dockerFlags = map[string]string{
 	"--privileged": "nothing is needed: root in a sandbox has no rights outside",
 }
 
-// badFlag reports a flag with an invalid value. The value is omitted if it may
+// BadFlag reports a flag with an invalid value. The value is omitted if it may
 // be a secret.
-func badFlag(flag, format string, args ...any) *sandbox.Error {
+func BadFlag(flag, format string, args ...any) *sandbox.Error {
 	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "--" + flag, Message: fmt.Sprintf(format, args...)}
 }
 
-// finish says what went wrong, if anything, and returns the exit code.
-func (a *Term) finish(cmd *cobra.Command, err error) int {
-	var code exitCode
+// Finish says what went wrong, if anything, and returns the exit code.
+func (a *Term) Finish(cmd *cobra.Command, err error) int {
+	var code ExitCode
 	switch {
 	case err == nil:
 		return 0
@@ -77,14 +77,14 @@ func (a *Term) finish(cmd *cobra.Command, err error) int {
 	case readerGone(err):
 		return 128 + int(syscall.SIGPIPE) // as of other tools, which that signal kills
 	}
-	a.report(cmd, err)
+	a.Report(cmd, err)
 	if runsCommands(cmd) {
-		return exitAtoll
+		return ExitAtoll
 	}
 	if isUsage(err) {
-		return exitUsage
+		return ExitUsage
 	}
-	return exitFailure
+	return ExitFailure
 }
 
 // readerGone reports whether the reader of our standard output has exited, as
@@ -102,28 +102,28 @@ func runsCommands(cmd *cobra.Command) bool {
 // isUsage reports whether a command was called wrongly. Cobra's own complaints
 // about words and flags have no type.
 func isUsage(err error) bool {
-	var u *usageError
+	var u *UsageError
 	text := err.Error()
 	return errors.As(err, &u) || strings.HasPrefix(text, "accepts ") || strings.HasPrefix(text, "requires ") || complaint(text) != text
 }
 
-// report writes an error and its hint as text or, with --json, as an object on
+// Report writes an error and its hint as text or, with --json, as an object on
 // one line. Only the text contains the usage of the command.
-func (a *Term) report(cmd *cobra.Command, err error) {
+func (a *Term) Report(cmd *cobra.Command, err error) {
 	if wantsJSON(cmd) && !isUsage(err) {
-		_ = writeJSON(a.Stderr, map[string]*sandbox.Error{"error": typed(err)}, "")
+		_ = WriteJSON(a.Stderr, map[string]*sandbox.Error{"error": Typed(err)}, "")
 		return
 	}
-	text, hint := explain(err)
+	text, hint := Explain(err)
 	if own := wrongWords(cmd, err); own != "" {
 		text = own
 	}
 	if hint == "" && cmd != nil && isUsage(err) {
 		hint = "see: " + cmd.CommandPath() + " --help"
 	}
-	a.sayLines("error", text)
+	a.SayLines("error", text)
 	if hint != "" {
-		a.sayLines("hint", hint)
+		a.SayLines("hint", hint)
 	}
 }
 
@@ -136,8 +136,8 @@ func wantsJSON(cmd *cobra.Command) bool {
 	return err == nil && asked
 }
 
-// typed returns an error in its JSON form.
-func typed(err error) *sandbox.Error {
+// Typed returns an error in its JSON form.
+func Typed(err error) *sandbox.Error {
 	var e *sandbox.Error
 	if errors.As(err, &e) {
 		return e
@@ -145,27 +145,27 @@ func typed(err error) *sandbox.Error {
 	return &sandbox.Error{Code: sandbox.CodeOf(err), Message: err.Error()}
 }
 
-// say writes one line of prose to standard error.
-func (a *Term) say(kind, text string) { a.sayLines(kind, inline(text)) }
+// Say writes one line of prose to standard error.
+func (a *Term) Say(kind, text string) { a.SayLines(kind, inline(text)) }
 
-// sayLines writes prose, which may have several lines, to standard error.
-func (a *Term) sayLines(kind, text string) {
-	color := map[string]string{"error": red, "warning": yellow, "hint": cyan}[kind]
-	a.notef("atoll: %s %s\n", a.paint(a.Stderr, color, kind+":"), painted(visible(text)))
+// SayLines writes prose, which may have several lines, to standard error.
+func (a *Term) SayLines(kind, text string) {
+	color := map[string]string{"error": Red, "warning": Yellow, "hint": Cyan}[kind]
+	a.Notef("atoll: %s %s\n", a.Paint(a.Stderr, color, kind+":"), Painted(Visible(text)))
 }
 
-// explain returns the text of an error without the names of inner operations,
+// Explain returns the text of an error without the names of inner operations,
 // and its hint.
-func explain(err error) (text, hint string) {
+func Explain(err error) (text, hint string) {
 	var e *sandbox.Error
-	var u *usageError
+	var u *UsageError
 	switch {
 	case errors.As(err, &e):
 		shown := *e
 		shown.Op = ""
 		return shown.Error(), e.Hint
 	case errors.As(err, &u):
-		return u.message, u.hint
+		return u.Message, u.Hint
 	}
 	return complaint(err.Error()), ""
 }

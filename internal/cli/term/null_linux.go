@@ -1,4 +1,4 @@
-package cli
+package term
 
 import (
 	"os"
@@ -6,9 +6,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isNull reports whether our input is nothing, as in the background of a shell
+// IsNull reports whether our input is nothing, as in the background of a shell
 // or of a service manager.
-func isNull(in any) bool {
+func IsNull(in any) bool {
 	f, ok := in.(*os.File)
 	if !ok {
 		return in == nil

@@ -1,4 +1,4 @@
-package cli
+package term
 
 import (
 	"io"
@@ -18,10 +18,10 @@ type bar struct {
 	over  bool
 }
 
-// newBar returns a bar on a terminal, which appears with the first progress.
-func newBar(w io.Writer) *bar { return &bar{w: w} }
+// NewBar returns a bar on a terminal, which appears with the first progress.
+func NewBar(w io.Writer) *bar { return &bar{w: w} }
 
-func (b *bar) show(phase string, done, total int64) {
+func (b *bar) Show(phase string, done, total int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.over {
@@ -35,7 +35,7 @@ func (b *bar) show(phase string, done, total int64) {
 			size = -1 // a spinner
 		}
 		b.bar = progressbar.NewOptions64(size,
-			progressbar.OptionSetWriter(b.w), progressbar.OptionSetDescription(visible(phase)),
+			progressbar.OptionSetWriter(b.w), progressbar.OptionSetDescription(Visible(phase)),
 			progressbar.OptionShowBytes(true), progressbar.OptionSetWidth(30),
 			progressbar.OptionClearOnFinish(), progressbar.OptionUseANSICodes(true))
 	}
@@ -52,8 +52,8 @@ func (b *bar) finish() {
 	}
 }
 
-// clear removes the bar for good. It may be called again.
-func (b *bar) clear() {
+// Clear removes the bar for good. It may be called again.
+func (b *bar) Clear() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.finish()

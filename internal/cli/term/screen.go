@@ -1,4 +1,4 @@
-package cli
+package term
 
 import (
 	"context"
@@ -18,23 +18,23 @@ const (
 	home        = "\x1b[H"
 	clearLine   = "\x1b[K"
 	clearBelow  = "\x1b[J"
-	// resetScreen ends what a program in a shared terminal has set: the alternate
+	// ResetScreen ends what a program in a shared terminal has set: the alternate
 	// screen, scrolling, mouse, paste and colours.
-	resetScreen = "\x1b[?1049l\x1b[r\x1b[?1;1000;1002;1003;1006;2004l\x1b[?7;25h\x1b[0m\x1b[999;1H\r\n"
+	ResetScreen = "\x1b[?1049l\x1b[r\x1b[?1;1000;1002;1003;1006;2004l\x1b[?7;25h\x1b[0m\x1b[999;1H\r\n"
 )
 
-// watch repeatedly shows the result of frame until ctx ends, which is not an
+// Watch repeatedly shows the result of frame until ctx ends, which is not an
 // error. On a terminal each frame replaces the previous one, and the terminal
 // is restored at the end; elsewhere frames follow each other.
-func (a *Term) watch(ctx context.Context, every time.Duration, frame func(context.Context) (string, error)) (err error) {
+func (a *Term) Watch(ctx context.Context, every time.Duration, frame func(context.Context) (string, error)) (err error) {
 	screen, _ := a.Stdout.(*os.File)
-	if !isTerminal(a.Stdout) {
+	if !IsTerminal(a.Stdout) {
 		screen = nil
 	}
 	began := false
 	defer func() {
 		if began {
-			_ = a.printf("%s", painted(leaveScreen))
+			_ = a.Printf("%s", Painted(leaveScreen))
 		}
 	}()
 	for {
@@ -51,7 +51,7 @@ func (a *Term) watch(ctx context.Context, every time.Duration, frame func(contex
 		} else if screen != nil {
 			text = fit(screen, text)
 		}
-		if err := a.printf("%s", painted(text)); err != nil {
+		if err := a.Printf("%s", Painted(text)); err != nil {
 			return err
 		}
 		select {
@@ -76,7 +76,7 @@ func fit(screen *os.File, text string) string {
 	var b strings.Builder
 	b.WriteString(home)
 	for _, line := range lines {
-		b.WriteString(oneLine(line, cols) + clearLine + "\r\n")
+		b.WriteString(OneLine(line, cols) + clearLine + "\r\n")
 	}
 	return b.String() + clearBelow
 }

@@ -1,4 +1,4 @@
-package cli
+package term
 
 import (
 	"bytes"
@@ -21,29 +21,15 @@ func TestFormat(t *testing.T) {
 		"{{json .State}} {{range $k, $v := .Labels}}{{$k}}{{end}}": "\"running\" team\n\"failed\" team\n",
 	} {
 		var out bytes.Buffer
-		if err := formatted(&Term{Stdout: &out}, text, all); err != nil || out.String() != want {
+		if err := Formatted(&Term{Stdout: &out}, text, all); err != nil || out.String() != want {
 			t.Errorf("%s: %q %v", text, out.String(), err)
 		}
 	}
 	for _, bad := range []string{"{{.Name", "{{.Nonsense}}", "{{nothing .}}"} {
 		var out bytes.Buffer
-		err := formatted(&Term{Stdout: &out}, bad, []sandbox.Sandbox{})
+		err := Formatted(&Term{Stdout: &out}, bad, []sandbox.Sandbox{})
 		if sandbox.CodeOf(err) != sandbox.CodeInvalid || !strings.Contains(err.Error(), "--format") || out.Len() > 0 {
 			t.Errorf("%s: %v %q", bad, err, out.String())
 		}
-	}
-}
-
-// A figure that is not known comes last, whichever way it is sorted.
-func TestOrders(t *testing.T) {
-	small, large, share := int64(1), int64(2), 3.0
-	a, b, c := load{Name: "a", Memory: &small, CPU: &share}, load{Name: "b", Memory: &large}, load{Name: "c"}
-	for by, want := range map[string][2]load{"memory": {b, a}, "cpu": {a, c}, "name": {a, b}, "disk": {a, a}} {
-		if got := orders[by](want[0], want[1]); got > 0 || got == 0 && by != "disk" {
-			t.Errorf("%s: %d", by, got)
-		}
-	}
-	if text := loadTable([]load{a, c}); !strings.Contains(text, "a      3.0     1B / -") || !strings.Contains(text, "c      -       - / -") {
-		t.Errorf("%s", text)
 	}
 }

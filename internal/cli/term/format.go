@@ -1,4 +1,4 @@
-package cli
+package term
 
 import (
 	"reflect"
@@ -6,13 +6,13 @@ import (
 	"text/template"
 )
 
-// formatHelp explains --format.
-const formatHelp = "format each with this Go template, such as '{{.Name}} {{.State}}'; {{json .}} shows all fields"
+// FormatHelp explains --format.
+const FormatHelp = "format each with this Go template, such as '{{.Name}} {{.State}}'; {{json .}} shows all fields"
 
-// row compiles a template for the rows of a list, which have the type of
+// Row compiles a template for the rows of a list, which have the type of
 // sample, so that mistakes are found before any request. \t and \n may be
 // written as escapes, as in docker.
-func row(text string, sample any) (func(any) (string, error), error) {
+func Row(text string, sample any) (func(any) (string, error), error) {
 	if text == "json" { // as in docker
 		text = "{{json .}}"
 	}
@@ -20,7 +20,7 @@ func row(text string, sample any) (func(any) (string, error), error) {
 	t, err := template.New("format").Option("missingkey=zero").Funcs(template.FuncMap{
 		"json": func(v any) (string, error) {
 			var b strings.Builder
-			err := writeJSON(&b, v, "")
+			err := WriteJSON(&b, v, "")
 			return strings.TrimSuffix(b.String(), "\n"), err
 		},
 		"join": strings.Join, "upper": strings.ToUpper, "lower": strings.ToLower,
@@ -48,15 +48,15 @@ func badTemplate(err error) error {
 		field, _, _ := strings.Cut(text[i+len("can't evaluate field "):], " ")
 		text = "there is no field " + field
 	}
-	e := badFlag("format", "%s", text)
+	e := BadFlag("format", "%s", text)
 	e.Hint = "see what there is with: --format '{{json .}}'"
 	return e
 }
 
-// formatted writes rows by a template.
-func formatted[T any](a *Term, text string, all []T) error {
+// Formatted writes rows by a template.
+func Formatted[T any](a *Term, text string, all []T) error {
 	var sample T
-	render, err := row(text, sample)
+	render, err := Row(text, sample)
 	if err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func formatted[T any](a *Term, text string, all []T) error {
 		if err != nil {
 			return err
 		}
-		if err := a.println(painted(visible(line))); err != nil {
+		if err := a.Println(Painted(Visible(line))); err != nil {
 			return err
 		}
 	}

@@ -1,0 +1,47 @@
+package term
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/docker/go-units"
+)
+
+func LabelText(labels map[string]string) string {
+	pairs := make([]string, 0, len(labels))
+	for _, k := range slices.Sorted(maps.Keys(labels)) {
+		pairs = append(pairs, k+"="+labels[k])
+	}
+	return strings.Join(pairs, ",")
+}
+
+// CommandText shows an argument list as it could be typed.
+func CommandText(args []string) string {
+	quoted := make([]string, len(args))
+	for i, arg := range args {
+		quoted[i] = arg
+		if arg == "" || strings.ContainsAny(arg, " \t\n'\"\\$`*?;&|<>(){}[]#~!") {
+			quoted[i] = "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
+		}
+	}
+	return strings.Join(quoted, " ")
+}
+
+func OrDash(text string) string {
+	if text == "" {
+		return "-"
+	}
+	return text
+}
+
+// Ago formats how long ago a time was.
+func Ago(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return units.HumanDuration(time.Since(t)) + " ago"
+}
+
+func BytesText(n int64) string { return units.BytesSize(float64(n)) }
