@@ -11,13 +11,14 @@ import (
 	"runtime"
 
 	"github.com/atoll-run/atoll/internal/cli"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 )
 
 func main() {
-	app := &cli.App{Env: &cli.Env{
+	app := &cli.App{Env: &target.Env{
 		Term:    &term.Term{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv},
-		Version: cli.Version{Atoll: atollVersion(), Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH},
+		Version: target.Version{Atoll: atollVersion(), Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH},
 	}}
 	os.Exit(app.Main(context.Background(), os.Args[1:]))
 }

@@ -4,13 +4,13 @@ package main
 
 import (
 	"github.com/atoll-run/atoll/catalog"
-	"github.com/atoll-run/atoll/internal/cli"
+	"github.com/atoll-run/atoll/internal/cli/target"
 )
 
 // known describes the providers for the command line.
-func known() (out []cli.ProviderInfo) {
+func known() (out []target.ProviderInfo) {
 	for _, p := range catalog.Builtin() {
-		out = append(out, cli.ProviderInfo{Name: p.Name, Summary: p.Summary, Warning: p.Warning})
+		out = append(out, target.ProviderInfo{Name: p.Name, Summary: p.Summary, Warning: p.Warning})
 	}
 	return out
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/bucket"
 	"github.com/atoll-run/atoll/internal/cli"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/node"
@@ -26,11 +27,11 @@ func main() {
 	bucket.Main() // does not return in a process that serves a bucket
 	providers := all.Builtin()
 	app := &cli.App{
-		Env: &cli.Env{
+		Env: &target.Env{
 			Term:      &term.Term{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv},
-			Open:      func(dir string) (cli.System, error) { return node.Open(dir, providers, os.LookupEnv) },
+			Open:      func(dir string) (target.System, error) { return node.Open(dir, providers, os.LookupEnv) },
 			Providers: known(),
-			Version: cli.Version{
+			Version: target.Version{
 				Atoll: atollVersion(), Engine: version("gvisor.dev/gvisor"), Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
 			},
 		},

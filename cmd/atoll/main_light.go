@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/internal/cli"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/unpack"
 )
@@ -27,11 +28,11 @@ var embedded embed.FS
 var kernelVersion string
 
 func main() {
-	app := &cli.App{Env: &cli.Env{
+	app := &cli.App{Env: &target.Env{
 		Term:      &term.Term{Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, LookupEnv: os.LookupEnv},
 		Engine:    continueInEngine,
 		Providers: known(),
-		Version:   cli.Version{Atoll: atollVersion(), Engine: kernelVersion, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH},
+		Version:   target.Version{Atoll: atollVersion(), Engine: kernelVersion, Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH},
 	}}
 	os.Exit(app.Main(context.Background(), os.Args[1:]))
 }

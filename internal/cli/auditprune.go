@@ -5,6 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/resource"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
@@ -32,15 +33,15 @@ keep a copy, see audit export.`,
 	flags.StringVar(&what.Tenant, "tenant", "", "whose log (default: your own)")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	_ = cmd.RegisterFlagCompletionFunc("tenant", cobra.NoFileCompletions)
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, _ []string) error {
 		if before == "" && what.UpTo == 0 {
 			return &term.UsageError{Message: "say what to remove, with --before or --up-to", Hint: "for example: atoll audit prune --before 90d"}
 		}
 		var err error
-		if what.Before, err = parseTime("before", before); err != nil {
+		if what.Before, err = resource.ParseTime("before", before); err != nil {
 			return err
 		}
-		c, err := a.mustDaemon(ctx)
+		c, err := a.MustDaemon(ctx)
 		if err != nil {
 			return err
 		}

@@ -3,14 +3,10 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -20,196 +16,9 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/sandbox"
 )
-
-const (
-	logName   = "daemon.log"
-	startLock = "start.lock"
-	// lockName is the file that a daemon locks for as long as it runs.
-	lockName = "daemon.lock"
-
-	// startPatience is how long a daemon may take to answer for the first time.
-	startPatience = 60 * time.Second
-)
-
-// startDaemon starts a daemon that outlives this program, unless one runs, and
-// returns its process when it answers; zero if one ran already. Of many that
-// try at once, one starts it. dir is where it works, "/" if it is empty.
-func (a *Env) startDaemon(ctx context.Context, dir string, args []string) (pid int, err error) {
-	if _, err := a.node(); err != nil { // creates the state directory, or returns an error
-		return 0, err
-	}
-	state, err := filepath.Abs(filepath.Dir(a.socket()))
-	if err != nil {
-		return 0, err
-	}
-	release, err := lockFile(ctx, filepath.Join(state, startLock))
-	if err != nil {
-		return 0, err
-	}
-	defer release()
-	if runs, err := a.awaitOther(ctx, filepath.Join(state, lockName)); err != nil || runs {
-		return 0, err
-	}
-	log, err := os.OpenFile(filepath.Join(state, logName), os.O_WRONLY|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return 0, err
-	}
-	defer log.Close()
-	program, err := os.Executable()
-	if err != nil {
-		return 0, err
-	}
-	before, err := log.Seek(0, io.SeekEnd)
-	if err != nil {
-		return 0, err
-	}
-	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, append([]string{"up", "--state-dir", state}, args...)...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, log, log
-	if dir == "" {
-		cmd.Dir = "/"
-	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a Ctrl-C here is not for it
-	if err := cmd.Start(); err != nil {
-		return 0, err
-	}
-	return cmd.Process.Pid, a.awaitDaemon(ctx, cmd, filepath.Join(state, logName), before)
-}
-
-// awaitOther reports whether a daemon runs already. It waits for one that holds
-// the lock of the state directory without a socket until it has started or ended.
-func (a *Env) awaitOther(ctx context.Context, lock string) (bool, error) {
-	limit := cmp.Or(a.patience.answer, startPatience)
-	within, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	tick := time.NewTicker(startPoll)
-	defer tick.Stop()
-	note := time.After(cmp.Or(a.patience.ping, pingTimeout))
-	for {
-		if runs, err := a.runs(ctx); err != nil || runs {
-			return runs, err
-		}
-		if held, err := isLocked(lock); err != nil || !held {
-			return false, err
-		}
-		select {
-		case <-tick.C:
-		case <-note:
-			a.Say("note", "waiting for a daemon that is starting or ending")
-		case <-ctx.Done():
-			return false, ctx.Err()
-		case <-within.Done():
-			return false, silent(filepath.Dir(lock), limit, nil)
-		}
-	}
-}
-
-// isLocked reports whether a process holds the lock of a file.
-func isLocked(path string) (bool, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NOFOLLOW, 0)
-	if errors.Is(err, os.ErrNotExist) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	defer f.Close()
-	err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		return true, nil
-	}
-	return false, err
-}
-
-// awaitDaemon waits until a daemon that was started answers. If it does not in
-// time, or if ctx ends, awaitDaemon ends it.
-func (a *Env) awaitDaemon(ctx context.Context, cmd *exec.Cmd, log string, from int64) error {
-	ended := make(chan struct{})
-	go func() {
-		_ = cmd.Wait() // the log has its error
-		close(ended)
-	}()
-	c, err := a.socketClient("")
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	within, cancel := context.WithTimeout(ctx, startPatience)
-	defer cancel()
-	tick := time.NewTicker(startPoll)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ended:
-			return startError(log, from)
-		case <-within.Done():
-			_ = cmd.Process.Signal(syscall.SIGTERM)
-			<-ended
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			return &sandbox.Error{
-				Code: sandbox.CodeTimeout, Op: "daemon.start", Message: "the daemon did not answer within " + startPatience.String() + " of its start, and was ended",
-				Hint: "try again when the machine is less busy, or run it in the foreground to see more, with: atoll up",
-			}
-		case <-tick.C:
-			if pingFor(within, c, pingTimeout) == nil {
-				return nil
-			}
-		}
-	}
-}
-
-// startError is the error that a daemon which ended wrote to its log, with its
-// hint.
-func startError(log string, from int64) error {
-	e := &sandbox.Error{
-		Code: sandbox.CodeUnavailable, Op: "daemon.start", Message: "the daemon ended at once: see " + log,
-		Hint: "run it in the foreground to see more, with: atoll up",
-	}
-	f, err := os.Open(log)
-	if err != nil {
-		return e
-	}
-	defer f.Close()
-	const enough = 64 << 10
-	text, _ := io.ReadAll(io.NewSectionReader(f, from, enough))
-	for line := range strings.Lines(string(text)) {
-		line = strings.TrimSpace(line)
-		if rest, found := strings.CutPrefix(line, "atoll: error: "); found {
-			e.Message = "the daemon ended at once: " + rest
-		}
-		if rest, found := strings.CutPrefix(line, "atoll: hint: "); found {
-			e.Hint = rest
-		}
-	}
-	return e
-}
-
-// lockFile waits for a lock that the kernel releases when its holder dies.
-func lockFile(ctx context.Context, path string) (release func(), err error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	tick := time.NewTicker(startPoll)
-	defer tick.Stop()
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() { _ = f.Close() }, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return nil, errors.Join(err, f.Close())
-		}
-		select {
-		case <-ctx.Done():
-			return nil, errors.Join(ctx.Err(), f.Close())
-		case <-tick.C:
-		}
-	}
-}
 
 // detach starts the daemon that a call of `atoll up` describes in the
 // background.
@@ -218,7 +27,7 @@ func (a upCommands) detach(ctx context.Context, cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	pid, err := a.startDaemon(ctx, here, sameFlags(cmd, "detach", "state-dir"))
+	pid, err := a.StartDaemon(ctx, here, sameFlags(cmd, "detach", "state-dir"))
 	switch {
 	case err != nil:
 		return err
@@ -228,7 +37,7 @@ func (a upCommands) detach(ctx context.Context, cmd *cobra.Command) error {
 			Hint: "use that one, or end it first with: atoll down",
 		}
 	}
-	a.Notef("atoll: listening on %s, as process %d\n", a.socket(), pid)
+	a.Notef("atoll: listening on %s, as process %d\n", a.Socket(), pid)
 	if cmd.Flags().Changed("e2b") {
 		a.Notef("atoll: serving clients of E2B; see: atoll e2b env\n")
 	}
@@ -284,7 +93,7 @@ func (a upCommands) endDaemon(ctx context.Context, lock string) error {
 		return &sandbox.Error{Code: sandbox.CodeDenied, Op: "daemon.stop", Message: "the daemon belongs to another user", Cause: err}
 	}
 	// It releases the lock, and then the sandboxes of its pool.
-	release, err := lockFile(ctx, lock)
+	release, err := target.LockFile(ctx, lock)
 	if err == nil {
 		release()
 		err = awaitProcess(ctx, process)
@@ -301,7 +110,7 @@ func awaitProcess(ctx context.Context, pidfd int) error {
 	if pidfd < 0 {
 		return nil
 	}
-	tick := time.NewTicker(startPoll)
+	tick := time.NewTicker(target.StartPoll)
 	defer tick.Stop()
 	for {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0)

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/catalog"
+	"github.com/atoll-run/atoll/internal/cli/resource"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/enforce"
@@ -22,10 +23,10 @@ func (a providerCommands) providerShowCmd() *cobra.Command {
 		Example: `  atoll provider show gvisor
   atoll provider show e2b --json`,
 		Args:              cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeProviders,
+		ValidArgsFunction: resource.CompleteProviders(a.Env),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		all, err := a.describeProviders(ctx)
 		if err != nil {
 			return err
@@ -85,11 +86,11 @@ func (a providerCommands) showProvider(p catalog.Provider) error {
 func (a providerCommands) providerChooseCmd() *cobra.Command {
 	var asJSON bool
 	var n catalog.Needs
-	var memory, disk sizeFlag
+	var memory, disk resource.SizeFlag
 	var cpus float64
 	var snapshot, pause, egress, price string
 	var image bool
-	var isolation isolationFlag
+	var isolation resource.IsolationFlag
 	cmd := &cobra.Command{
 		Use:   "choose",
 		Short: "Find the provider that fits what a sandbox needs, and say why",
@@ -114,10 +115,10 @@ one. It makes nothing. A limit that is named must really be enforced.`,
 	flags.BoolVar(&n.Ports, "ports", false, "exposes ports")
 	flags.BoolVar(&n.Desktop, "desktop", false, "has a desktop")
 	flags.BoolVar(&n.Isolated, "isolated", false, "code inside cannot harm the machine")
-	isolation.register(cmd)
+	isolation.Register(cmd)
 	flags.BoolVar(&n.OwnFiles, "own-files", false, "a file system of its own, not that of the machine")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, _ []string) error {
 		for name, given := range map[string]bool{"memory": memory != 0, "cpus": cpus != 0, "disk": disk != 0} {
 			if given {
 				n.Limits = append(n.Limits, name)
@@ -125,8 +126,8 @@ one. It makes nothing. A limit that is named must really be enforced.`,
 		}
 		n.Isolation = sandbox.Isolation(isolation)
 		n.Images, n.Pause, n.Egress, n.Price = image, sandbox.PauseKind(pause), enforce.Kind(egress), catalog.PriceClass(price)
-		if a.provider != "" {
-			n.Provider = a.provider
+		if a.Provider != "" {
+			n.Provider = a.Provider
 		}
 		switch snapshot {
 		case "":

@@ -13,13 +13,15 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 // codeCommands are atoll code.
-type codeCommands struct{ *Env }
+type codeCommands struct{ *target.Env }
 
 // maxCode is the maximum size of code from a file or standard input.
 const maxCode = 1 << 20
@@ -32,7 +34,7 @@ func (a codeCommands) codeCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "code [flags] SANDBOX [FILE]",
-		Short: "Execute code that keeps its variables, as in a notebook", GroupID: groupBox,
+		Short: "Execute code that keeps its variables, as in a notebook", GroupID: resource.GroupBox,
 		Long: `Code executes code in a sandbox: that of --code, of a file of yours, or of standard
 input. Variables stay from one call to the next; a context has variables of its own.
 The value of the last expression is printed, and pictures are saved with --save.
@@ -44,7 +46,7 @@ interrupts the code. After an exception the exit code is 1, after --timeout 124.
   echo 'console.log([1, 2].map(n => n * 2))' | atoll code demo --language javascript
   atoll code demo --save pictures plot.py
   atoll code context ls demo`,
-		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeSandboxes,
+		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	flags := cmd.Flags()
 	flags.StringVarP(&req.Code, "code", "c", "", "the code itself")
@@ -55,7 +57,7 @@ interrupts the code. After an exception the exit code is 1, after --timeout 124.
 	flags.DurationVar(&timeout, "timeout", 0, "interrupt the code after this time")
 	flags.StringVar(&save, "save", "", "directory for pictures and documents that the code shows")
 	flags.BoolVar(&asJSON, "json", false, "write the events, as JSON lines")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) (err error) {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) (err error) {
 		switch given := flags.Changed("code"); {
 		case given && len(args) == 2:
 			return &term.UsageError{Message: "the code is in --code and in a file", Hint: "give one of them"}
@@ -67,10 +69,10 @@ interrupts the code. After an exception the exit code is 1, after --timeout 124.
 			}
 		}
 		req.TimeoutMS = timeout.Milliseconds()
-		if req.Env, err = a.environment(envFiles, env); err != nil {
+		if req.Env, err = environment(a.Env, envFiles, env); err != nil {
 			return err
 		}
-		box, err := a.daemonSandbox(ctx, args[0])
+		box, err := a.DaemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
@@ -114,7 +116,7 @@ func (a codeCommands) readCode(files []string) (string, error) {
 
 // codeOutput shows what code does.
 type codeOutput struct {
-	*Env
+	*target.Env
 	dir   string // for pictures and documents; empty: they are only mentioned
 	json  bool
 	files int // written
@@ -195,7 +197,7 @@ func (o *codeOutput) keep(kind, extension string, content []byte) error {
 }
 
 func (a codeCommands) contextCmd() *cobra.Command {
-	return parent(&cobra.Command{
+	return resource.Parent(&cobra.Command{
 		Use: "context", Short: "Manage contexts, which have variables of their own",
 		Example: `  atoll code context ls demo
   atoll code context create --language bash demo`,
@@ -209,11 +211,11 @@ func (a codeCommands) contextsCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "ls SANDBOX", Short: "List the contexts of a sandbox", Example: "  atoll code context ls demo",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandboxes,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		box, err := a.daemonSandbox(ctx, args[0])
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
+		box, err := a.DaemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
@@ -239,13 +241,13 @@ func (a codeCommands) createContextCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "create SANDBOX", Short: "Make a context, and print its id",
 		Example: "  atoll code context create --language bash demo",
-		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeSandboxes,
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	cmd.Flags().StringVarP(&n.Language, "language", "l", "", "python, javascript, typescript, bash, r or java (default python)")
 	cmd.Flags().StringVarP(&n.Dir, "workdir", "w", "", "its working directory (default: that of the sandbox)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		box, err := a.daemonSandbox(ctx, args[0])
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
+		box, err := a.DaemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
@@ -265,10 +267,10 @@ func (a codeCommands) createContextCmd() *cobra.Command {
 func (a codeCommands) onContext(word, short string, do func(box *atoll.Sandbox, ctx context.Context, id string) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: word + " SANDBOX CONTEXT", Short: short, Example: "  atoll code context " + word + " demo 3f0c8a52-0b6e-4e0c-9d1c-0d6b9a0b7a11",
-		Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeSandboxes,
+		Args: cobra.ExactArgs(2), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		box, err := a.daemonSandbox(ctx, args[0])
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
+		box, err := a.DaemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}

@@ -10,17 +10,19 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // computerCommands are atoll computer.
-type computerCommands struct{ *Env }
+type computerCommands struct{ *target.Env }
 
 func (a computerCommands) computerCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "computer", Short: "Use the desktop of a sandbox: screenshots, mouse, keyboard, clipboard", GroupID: groupBox,
+	return resource.Parent(&cobra.Command{
+		Use: "computer", Short: "Use the desktop of a sandbox: screenshots, mouse, keyboard, clipboard", GroupID: resource.GroupBox,
 		Long: `The image needs a display; build one with: make desktop-image. The desktop is
 started when it is used first. Places are pixels from the upper left.`,
 		Example: `  atoll create --image desktop --memory 2g --name demo
@@ -31,7 +33,7 @@ started when it is used first. Places are pixels from the upper left.`,
 
 // act carries out an action.
 func (a computerCommands) act(ctx context.Context, name string, do viewing.ComputerAction) (out viewing.ComputerResult, err error) {
-	box, err := a.daemonSandbox(ctx, name)
+	box, err := a.DaemonSandbox(ctx, name)
 	if err != nil {
 		return out, err
 	}
@@ -47,10 +49,10 @@ func (a computerCommands) act(ctx context.Context, name string, do viewing.Compu
 func (a computerCommands) acting(use, short, example string, args cobra.PositionalArgs, to func(args []string) (viewing.ComputerAction, error)) *cobra.Command {
 	word, _, _ := strings.Cut(use, " ")
 	cmd := &cobra.Command{
-		Use: use, Short: short, Args: args, ValidArgsFunction: a.completeSandboxes,
+		Use: use, Short: short, Args: args, ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 		Example: strings.TrimRight("  atoll computer "+word+" demo "+example, " "),
 	}
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		do, err := to(args[1:])
 		if err != nil {
 			return err
@@ -72,12 +74,12 @@ func (a computerCommands) startCmd() *cobra.Command {
 size than --size is started again, which ends the programs on it.`,
 		Example: `  atoll computer start demo
   atoll computer start --size 1920x1080 demo`,
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandboxes,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	cmd.Flags().StringVar(&size, "size", "", "size of the screen, WIDTHxHEIGHT (default 1280x800, or what it has)")
 	cmd.Flags().IntVar(&want.DPI, "dpi", 0, "pixels per inch of a new display (default 96)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) (err error) {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) (err error) {
 		if size != "" {
 			n, err := numbers(size, "x", 2)
 			if err != nil || n[0] == 0 || n[1] == 0 {
@@ -85,7 +87,7 @@ size than --size is started again, which ends the programs on it.`,
 			}
 			want.Width, want.Height = n[0], n[1]
 		}
-		box, err := a.daemonSandbox(ctx, args[0])
+		box, err := a.DaemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
@@ -107,10 +109,10 @@ func (a computerCommands) screenshotCmd() *cobra.Command {
 		Use: "screenshot SANDBOX [FILE]", Short: "Take a screenshot, as a PNG file",
 		Example: `  atoll computer screenshot demo screen.png
   atoll computer screenshot --region 0,0,400,300 demo >corner.png`,
-		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeSandboxes,
+		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	cmd.Flags().StringVar(&region, "region", "", "a part of the screen, X,Y,WIDTH,HEIGHT")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		do := viewing.ComputerAction{Action: "screenshot"}
 		if region != "" {
 			n, err := numbers(region, ",", 4)
@@ -139,9 +141,9 @@ func (a computerCommands) screenshotCmd() *cobra.Command {
 func (a computerCommands) cursorCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "cursor SANDBOX", Short: "Print where the pointer is", Example: "  atoll computer cursor demo",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandboxes,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		out, err := a.act(ctx, args[0], viewing.ComputerAction{Action: "cursor"})
 		if err == nil {
 			err = a.Println(out.Cursor.X, out.Cursor.Y)
@@ -239,9 +241,9 @@ func (a computerCommands) clipboardCmd() *cobra.Command {
 		Long: `Clipboard prints what a program in the sandbox has copied, and nothing if there is no
 text. A key that may only look cannot read it.`,
 		Example: `  atoll computer clipboard demo`,
-		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeSandboxes,
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		out, err := a.act(ctx, args[0], viewing.ComputerAction{Action: "clipboard"})
 		if err == nil {
 			_, err = io.WriteString(a.PlainOutput(), *out.Clipboard)

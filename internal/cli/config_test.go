@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -31,7 +32,7 @@ func TestConfigFile(t *testing.T) {
 			if err := os.WriteFile(file, []byte(tt.text), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			cmd := upCommands{Env: new(Env)}.upCmd()
+			cmd := upCommands{Env: new(target.Env)}.upCmd()
 			if err := cmd.Flags().Set("drain", "7s"); err != nil {
 				t.Fatal(err)
 			}
@@ -57,7 +58,7 @@ func TestConfigFile(t *testing.T) {
 			}
 		})
 	}
-	if err := applyConfig(upCommands{Env: new(Env)}.upCmd(), filepath.Join(t.TempDir(), "none")); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+	if err := applyConfig(upCommands{Env: new(target.Env)}.upCmd(), filepath.Join(t.TempDir(), "none")); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 		t.Errorf("a missing file: %v", err)
 	}
 }
@@ -80,7 +81,7 @@ func TestSampleConfig(t *testing.T) {
 	if err := os.WriteFile(file, []byte(strings.Join(lines, "")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	cmd := upCommands{Env: new(Env)}.upCmd()
+	cmd := upCommands{Env: new(target.Env)}.upCmd()
 	if err := applyConfig(cmd, file); err != nil {
 		t.Fatal(err)
 	}

@@ -6,10 +6,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
-func (a *Env) consoleCmd() *cobra.Command {
+func consoleCmd(a *target.Env) *cobra.Command {
 	var s operator.ConsoleSettings
 	var stay, asJSON bool
 	cmd := &cobra.Command{
@@ -25,12 +27,12 @@ daemon's address and sign in with an API key; see: atoll key create.`,
 		Example: `  atoll console
   atoll console --no-browser`,
 		Args:    cobra.NoArgs,
-		GroupID: groupDaemon,
+		GroupID: resource.GroupDaemon,
 	}
 	cmd.Flags().StringVar(&s.Listen, "listen", "", "loopback address for the console, HOST:PORT (default "+operator.DefaultConsole+")")
 	cmd.Flags().BoolVar(&stay, "no-browser", false, "only print the link")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the link as JSON")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
+	cmd.RunE = resource.WithDaemon(a, func(ctx context.Context, c *atoll.Client, _ []string) error {
 		link, err := c.Admin().OpenConsole(ctx, s)
 		if err != nil {
 			return err

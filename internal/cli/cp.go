@@ -12,13 +12,15 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/tree"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // copyCommands are atoll cp.
-type copyCommands struct{ *Env }
+type copyCommands struct{ *target.Env }
 
 func (a copyCommands) cpCmd() *cobra.Command {
 	var owner string
@@ -49,13 +51,13 @@ belong to root unless --owner names another user.`,
   atoll cp demo:/tmp/hello.txt copy.txt
   atoll cp demo:/tmp - | tar -t
   atoll cp --zstd --exclude '*.log' demo:/tmp - > tmp.tar.zst`,
-		GroupID: groupBox,
-		Args:    cobra.ExactArgs(2), ValidArgsFunction: a.completePlace,
+		GroupID: resource.GroupBox,
+		Args:    cobra.ExactArgs(2), ValidArgsFunction: completePlace(a.Env),
 	}
 	cmd.Flags().StringVar(&owner, "owner", "0:0", "who the files belong to inside: NAME, UID, NAME:GROUP or UID:GID")
 	cmd.Flags().BoolVar(&export.Zstd, "zstd", false, "compress the stream on standard output with zstd")
 	cmd.Flags().StringArrayVar(&export.Exclude, "exclude", nil, "copying out: leave out what matches, as * and ? do, relative to what is copied; may be repeated")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		fromBox, from := splitPlace(args[0])
 		toBox, to := splitPlace(args[1])
 		switch {
@@ -68,13 +70,13 @@ belong to root unless --owner names another user.`,
 		case fromBox != "" && to == "-" && term.IsTerminal(a.Stdout):
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Message: "a terminal does not show archives", Hint: "write it to a file: atoll cp " + args[0] + " - >FILE.tar"}
 		case fromBox != "":
-			box, err := a.find(ctx, fromBox)
+			box, err := a.Find(ctx, fromBox)
 			if err != nil {
 				return err
 			}
 			return a.copyOut(ctx, box, from, to, export)
 		}
-		box, err := a.find(ctx, toBox)
+		box, err := a.Find(ctx, toBox)
 		if err != nil {
 			return err
 		}
@@ -99,7 +101,7 @@ func inside(p string) string { return path.Clean("/" + p) }
 
 // copyOut copies the file or tree at from to a local place. Nothing in the
 // stream is trusted.
-func (a copyCommands) copyOut(ctx context.Context, box box, from, to string, opts driver.ExportOptions) error {
+func (a copyCommands) copyOut(ctx context.Context, box target.Sandbox, from, to string, opts driver.ExportOptions) error {
 	if to == "-" {
 		return box.Files().Export(ctx, inside(from), a.Stdout, opts)
 	}
@@ -179,7 +181,7 @@ func brokenLink(name string) error {
 }
 
 // copyIn copies a local file or tree into a sandbox.
-func (a copyCommands) copyIn(ctx context.Context, box box, from, to, owner string) error {
+func (a copyCommands) copyIn(ctx context.Context, box target.Sandbox, from, to, owner string) error {
 	files := box.Files()
 	opts := driver.ImportOptions{Owner: owner}
 	if from == "-" {
@@ -221,33 +223,33 @@ func (a copyCommands) copyIn(ctx context.Context, box box, from, to, owner strin
 
 // insidePlace returns the directory inside to write to, and the name of the
 // copy in it. A copy onto a link goes where the link leads.
-func insidePlace(ctx context.Context, files boxFiles, to, base string, isDir bool) (dir, name string, err error) {
-	target := inside(to)
-	if isDirectory(ctx, files, target) {
-		return target, base, nil
+func insidePlace(ctx context.Context, files target.Files, to, base string, isDir bool) (dir, name string, err error) {
+	dest := inside(to)
+	if isDirectory(ctx, files, dest) {
+		return dest, base, nil
 	}
 	if strings.HasSuffix(to, "/") && !isDir {
-		if _, err := files.Stat(ctx, target); err == nil {
+		if _, err := files.Stat(ctx, dest); err == nil {
 			return "", "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: to, Message: "is not a directory"}
 		}
-		return target, base, nil // Import makes it
+		return dest, base, nil // Import makes it
 	}
 	for range maxLinks {
-		info, err := files.Stat(ctx, target)
+		info, err := files.Stat(ctx, dest)
 		switch {
 		case err == nil && isDir:
-			return "", "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: target, Message: "a directory cannot replace a file"}
-		case err != nil && !missing(err):
+			return "", "", &sandbox.Error{Code: sandbox.CodeConflict, Subject: dest, Message: "a directory cannot replace a file"}
+		case err != nil && !target.Missing(err):
 			return "", "", err
-		case err != nil && target != inside(to):
+		case err != nil && dest != inside(to):
 			return "", "", brokenLink(inside(to))
 		case err == nil && info.Type == sandbox.TypeSymlink:
-			if target = info.Target; !path.IsAbs(target) {
-				target = path.Join(path.Dir(info.Path), target)
+			if dest = info.Target; !path.IsAbs(dest) {
+				dest = path.Join(path.Dir(info.Path), dest)
 			}
 			continue
 		}
-		return path.Dir(target), path.Base(target), nil
+		return path.Dir(dest), path.Base(dest), nil
 	}
 	return "", "", brokenLink(inside(to))
 }
@@ -257,7 +259,7 @@ const maxLinks = 40
 
 // isDirectory reports whether a path inside is a directory or a link to one.
 // Only directories can be listed.
-func isDirectory(ctx context.Context, files boxFiles, p string) bool {
+func isDirectory(ctx context.Context, files target.Files, p string) bool {
 	for _, err := range files.List(ctx, p, driver.ListOptions{}) {
 		return err == nil
 	}

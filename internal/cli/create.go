@@ -5,6 +5,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
@@ -12,15 +14,15 @@ import (
 
 // creator returns the target of `atoll create`: the daemon, or this process with
 // --no-daemon.
-func (a runCommands) creator(ctx context.Context, req *engine.RunRequest) (target, error) {
-	if a.noDaemon() {
-		return a.runnerFor(ctx, req, true)
+func (a runCommands) creator(ctx context.Context, req *engine.RunRequest) (target.Sandboxes, error) {
+	if a.NoDaemon() {
+		return a.RunnerFor(ctx, req, true)
 	}
-	c, err := a.mustDaemon(ctx)
+	c, err := a.MustDaemon(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return a.remote(c), nil
+	return a.Remote(c), nil
 }
 
 func (a runCommands) createCmd() *cobra.Command {
@@ -39,7 +41,7 @@ it is stopped after 24 hours without use, and keeps its files. A running command
 counts as use. --idle and --lifetime say otherwise; atoll ls shows it.`,
 		Example: `  atoll create --name demo --idle 10m --idle-action sleep
   atoll exec demo -- python3 --version`,
-		GroupID: groupBox,
+		GroupID: resource.GroupBox,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 && sandbox.ValidateName(args[0]) == nil {
 				return &term.UsageError{Message: "atoll create takes no arguments, and was given \"" + args[0] + "\"", Hint: "to choose the name: atoll create --name " + args[0]}
@@ -57,8 +59,8 @@ counts as use. --idle and --lifetime say otherwise; atoll ls shows it.`,
 	for _, name := range []string{"rm", "keep", "entrypoint", "restart"} { // it always stays, and runs nothing
 		_ = flags.MarkHidden(name)
 	}
-	a.completeBoxFlags(cmd)
-	completeFlag(cmd, "pull", "missing", "always", "never")
+	completeBoxFlags(a.Env, cmd)
+	resource.CompleteFlag(cmd, "pull", "missing", "always", "never")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		for _, name := range []string{"rm", "keep", "entrypoint", "restart"} {
 			if cmd.Flags().Changed(name) {
@@ -66,7 +68,7 @@ counts as use. --idle and --lifetime say otherwise; atoll ls shows it.`,
 			}
 		}
 		how.detach = true
-		req, err := a.request(cmd, &boxed, &how, nil)
+		req, err := request(a.Env, cmd, &boxed, &how, nil)
 		if err != nil {
 			return err
 		}
@@ -76,11 +78,11 @@ counts as use. --idle and --lifetime say otherwise; atoll ls shows it.`,
 		if err != nil {
 			return err
 		}
-		a.quiet = boxed.quiet
-		if !a.quiet {
-			a.Warn(t.warning(cmd.Context(), req.Spec.Provider))
+		a.Quiet = boxed.quiet
+		if !a.Quiet {
+			a.Warn(t.Warning(cmd.Context(), req.Spec.Provider))
 			if req.Spec.Network.Asked() {
-				a.warnEgress(cmd.Context())
+				warnEgress(cmd.Context(), a.Env)
 			}
 		}
 		a.limitForgotten(t, &boxed, &req.Spec)
@@ -101,8 +103,8 @@ counts as use. --idle and --lifetime say otherwise; atoll ls shows it.`,
 }
 
 // infoOf describes a sandbox that was just made.
-func infoOf(ctx context.Context, t target, made box) (sandbox.Sandbox, error) {
-	if r, ok := made.(remoteBox); ok {
+func infoOf(ctx context.Context, t target.Sandboxes, made target.Sandbox) (sandbox.Sandbox, error) {
+	if r, ok := made.(target.RemoteSandbox); ok {
 		return r.Info(), nil
 	}
 	all, err := t.List(ctx)

@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/pflag"
 	"mvdan.cc/sh/v3/syntax"
+
+	"github.com/atoll-run/atoll/internal/cli/target"
 )
 
 var (
@@ -112,7 +114,7 @@ func parses(line string, whole bool) error {
 		from, to := w.Pos().Offset(), w.End().Offset()
 		args = append(args, strings.Trim(line[from:to], `"'`))
 	}
-	root := (&App{Env: &Env{Providers: []ProviderInfo{{Name: "gvisor"}}}}).root()
+	root := (&App{Env: &target.Env{Providers: []target.ProviderInfo{{Name: "gvisor"}}}}).root()
 	root.InitDefaultCompletionCmd()
 	cmd, rest, err := root.Find(args)
 	switch {

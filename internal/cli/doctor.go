@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
@@ -28,14 +29,14 @@ type diagnosis struct {
 
 // diagnose probes one provider. A provider that cannot even be probed is a
 // finding like any other.
-func (a providerCommands) diagnose(ctx context.Context, system System, info ProviderInfo) diagnosis {
+func (a providerCommands) diagnose(ctx context.Context, system target.System, info target.ProviderInfo) diagnosis {
 	facts, err := system.Probe(ctx, info.Name)
 	if err != nil {
 		text, hint := term.Explain(err)
 		facts = driver.Facts{Findings: []driver.Finding{{Severity: driver.Blocker, Subject: "probe", Message: text, Fix: hint}}}
 	}
 	return diagnosis{
-		Provider: info.Name, Default: info.Name == a.chosenProvider(), Version: facts.Version,
+		Provider: info.Name, Default: info.Name == a.ChosenProvider(), Version: facts.Version,
 		Available: facts.Available, Isolation: facts.Isolates, Findings: append([]driver.Finding{}, facts.Findings...),
 		Capabilities: facts.Capabilities, Limits: facts.Limits,
 	}
@@ -44,7 +45,7 @@ func (a providerCommands) diagnose(ctx context.Context, system System, info Prov
 // diagnoseDaemon asks the daemon about its state. Nil: none runs. A daemon that
 // refuses or does not answer is a finding.
 func (a providerCommands) diagnoseDaemon(ctx context.Context) (*operator.Diagnosis, error) {
-	c, err := a.daemon(ctx)
+	c, err := a.Daemon(ctx)
 	if c == nil && sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 		return nil, err
 	}

@@ -17,6 +17,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/envd"
 	"github.com/atoll-run/atoll/sandbox"
@@ -24,11 +26,11 @@ import (
 )
 
 // e2bCommands are atoll e2b.
-type e2bCommands struct{ *Env }
+type e2bCommands struct{ *target.Env }
 
 func (a e2bCommands) e2bCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "e2b", Short: "Use Atoll from programs that were written for E2B", GroupID: groupDaemon,
+	return resource.Parent(&cobra.Command{
+		Use: "e2b", Short: "Use Atoll from programs that were written for E2B", GroupID: resource.GroupDaemon,
 		Example: `  atoll e2b enable
   eval "$(atoll e2b env)"`,
 	}, a.e2bEnableCmd(), a.e2bDisableCmd(), a.e2bEnvCmd())
@@ -54,7 +56,7 @@ signs its certificates itself, Env also makes Node, Python and curl trust them.`
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.Flags().StringVar(&format, "format", "bash", "for whom: "+strings.Join(envFormatNames, ", "))
 	cmd.Flags().BoolVar(&admin, "admin", false, "make a key that allows everything in the tenant; programs that create secrets need it")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, _ []string) error {
 		line, ok := envFormats[format]
 		if !ok {
 			return term.Usage(cmd, fmt.Errorf("--format is not one of %s", strings.Join(envFormatNames, ", ")))
@@ -109,7 +111,7 @@ func quoted(value, quote string) string {
 
 // e2bEnv returns names and values in the order in which they are shown.
 func (a e2bCommands) e2bEnv(ctx context.Context, verbs []string) ([][2]string, error) {
-	c, err := a.mustDaemon(ctx)
+	c, err := a.MustDaemon(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +119,7 @@ func (a e2bCommands) e2bEnv(ctx context.Context, verbs []string) ([][2]string, e
 	if err != nil {
 		return nil, err
 	}
-	d, _, err := a.namedDaemon()
+	d, _, err := a.NamedDaemon()
 	if err != nil {
 		return nil, err
 	}
@@ -185,7 +187,7 @@ type e2bPlace struct {
 }
 
 func (a e2bCommands) e2bPlace() (p e2bPlace, err error) {
-	text, err := os.ReadFile(filepath.Join(filepath.Dir(a.socket()), "e2b.json"))
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(a.Socket()), "e2b.json"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return p, &sandbox.Error{
 			Code: sandbox.CodeUnavailable, Op: "e2b.env", Message: "the daemon does not serve clients of E2B",

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -28,7 +29,7 @@ Only the owner of the machine can do this.`,
 	}
 	cmd.Flags().StringVar(&domain, "domain", "", "reach sandboxes as PORT-ID.DOMAIN, with TLS (default on a loopback address: "+operator.DefaultE2BDomain+"; empty for no domain)")
 	cmd.Flags().BoolVar(&s.Internet, "internet", false, "let sandboxes reach everything that the clients do not deny, as E2B does; otherwise only what they allow")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		s.Listen = defaultE2B
 		if len(args) > 0 {
 			s.Listen = args[0]
@@ -36,7 +37,7 @@ Only the owner of the machine can do this.`,
 		if cmd.Flags().Changed("domain") {
 			s.Domain = &domain
 		}
-		c, err := a.mustDaemon(ctx)
+		c, err := a.MustDaemon(ctx)
 		if err != nil {
 			return err
 		}
@@ -59,7 +60,7 @@ again.`,
 		Example: `  atoll e2b disable`,
 		Args:    cobra.NoArgs,
 	}
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, _ []string) error {
 		return c.Admin().DisableE2B(ctx)
 	})
 	return cmd

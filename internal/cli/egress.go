@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -31,8 +32,8 @@ a whole profile, see: atoll profile learn. To try a profile without traffic, see
 atoll profile test.`,
 		Example: `  atoll egress demo
   atoll egress demo --denied --json`,
-		GroupID: groupDaemon,
-		Args:    cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
+		GroupID: resource.GroupDaemon,
+		Args:    cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	flags := cmd.Flags()
 	flags.BoolVarP(&follow, "follow", "f", false, "keep showing new ones until interrupted")
@@ -41,7 +42,7 @@ atoll profile test.`,
 	flags.BoolVar(&suggest, "suggest", false, "write rules that would have allowed the denied traffic")
 	flags.BoolVar(&asJSON, "json", false, "write JSON lines")
 	cmd.MarkFlagsMutuallyExclusive("suggest", "follow")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		box, err := c.Get(ctx, args[0])
 		if err != nil {
 			return err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/cli/clitest"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 )
 
@@ -23,7 +24,7 @@ func TestBeginInEngine(t *testing.T) {
 		t.Helper()
 		in := strings.NewReader("input")
 		var said bytes.Buffer
-		a := &App{Env: &Env{
+		a := &App{Env: &target.Env{
 			Term:   &term.Term{Stdin: in, Stdout: io.Discard, Stderr: &said, LookupEnv: clitest.Lookup(env)},
 			Engine: func(dir string) error { engine = dir; return inEngine },
 		}}

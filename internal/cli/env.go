@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -18,15 +19,15 @@ const maxLine = 1 << 20
 // environment gathers variables from files and flags, later ones winning. A
 // name without a value takes it from our own environment, and is omitted if it
 // is not set there, as with Docker. Errors never contain a value.
-func (a *Env) environment(files, flags []string) (map[string]string, error) {
+func environment(a *target.Env, files, flags []string) (map[string]string, error) {
 	env := map[string]string{}
 	for _, file := range files {
-		if err := readPairs(file, "env-file", func(line string) error { return a.setEnv(env, line) }); err != nil {
+		if err := readPairs(file, "env-file", func(line string) error { return setEnv(a, env, line) }); err != nil {
 			return nil, err
 		}
 	}
 	for _, flag := range flags {
-		if err := a.setEnv(env, flag); err != nil {
+		if err := setEnv(a, env, flag); err != nil {
 			return nil, &sandbox.Error{
 				Code: sandbox.CodeInvalid, Subject: "--env", Message: err.Error(), Hint: "write it as NAME=VALUE, or as NAME to pass on your own",
 			}
@@ -35,7 +36,7 @@ func (a *Env) environment(files, flags []string) (map[string]string, error) {
 	return env, nil
 }
 
-func (a *Env) setEnv(env map[string]string, pair string) error {
+func setEnv(a *target.Env, env map[string]string, pair string) error {
 	name, value, given := strings.Cut(pair, "=")
 	if name == "" || strings.ContainsAny(name, " \t\x00") {
 		return fmt.Errorf("the name of a variable is empty or contains a space")

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/internal/cli/clitest"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -22,7 +24,7 @@ func write(t *testing.T, content string) string {
 }
 
 func TestEnvironment(t *testing.T) {
-	a := &Env{Term: &term.Term{LookupEnv: clitest.Lookup(map[string]string{"OWN": "mine", "EMPTY": ""})}}
+	a := &target.Env{Term: &term.Term{LookupEnv: clitest.Lookup(map[string]string{"OWN": "mine", "EMPTY": ""})}}
 	tests := []struct {
 		name  string
 		file  string
@@ -45,7 +47,7 @@ func TestEnvironment(t *testing.T) {
 			if tt.file != "" {
 				files = []string{write(t, tt.file)}
 			}
-			got, err := a.environment(files, tt.flags)
+			got, err := environment(a, files, tt.flags)
 			if err != nil || !maps.Equal(got, tt.want) {
 				t.Errorf("got %q, %v, want %q", got, err, tt.want)
 			}
@@ -54,13 +56,13 @@ func TestEnvironment(t *testing.T) {
 }
 
 func TestEnvironmentKeepsSecrets(t *testing.T) {
-	a := &Env{Term: &term.Term{LookupEnv: clitest.Lookup(nil)}}
+	a := &target.Env{Term: &term.Term{LookupEnv: clitest.Lookup(nil)}}
 	const canary = "s3cr3t-canary"
-	_, fileErr := a.environment([]string{write(t, "A=1\nBAD NAME="+canary+"\n")}, nil)
-	_, longErr := a.environment([]string{write(t, "A="+strings.Repeat(canary, 1<<17))}, nil)
-	_, flagErr := a.environment(nil, []string{"=" + canary})
-	_, spaceErr := a.environment(nil, []string{"BAD NAME=" + canary})
-	_, missing := a.environment([]string{"/nonexistent/env"}, nil)
+	_, fileErr := environment(a, []string{write(t, "A=1\nBAD NAME="+canary+"\n")}, nil)
+	_, longErr := environment(a, []string{write(t, "A="+strings.Repeat(canary, 1<<17))}, nil)
+	_, flagErr := environment(a, nil, []string{"=" + canary})
+	_, spaceErr := environment(a, nil, []string{"BAD NAME=" + canary})
+	_, missing := environment(a, []string{"/nonexistent/env"}, nil)
 	for _, err := range []error{fileErr, longErr, flagErr, spaceErr, missing} {
 		text, hint := term.Explain(err)
 		if sandbox.CodeOf(err) != sandbox.CodeInvalid || strings.Contains(text+hint, canary) {
@@ -76,13 +78,13 @@ func FuzzEachPair(f *testing.F) {
 	f.Add("A=1\n# x\nB\n")
 	f.Add("\ufeff =\x00\n\r\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		a := &Env{Term: &term.Term{LookupEnv: clitest.Lookup(nil)}}
+		a := &target.Env{Term: &term.Term{LookupEnv: clitest.Lookup(nil)}}
 		env := map[string]string{}
 		_, _ = eachPair(strings.NewReader(text), func(line string) error {
 			if strings.ContainsRune(line, '\n') || line == "" || line[0] == '#' {
 				t.Errorf("not a pair: %q", line)
 			}
-			return a.setEnv(env, line)
+			return setEnv(a, env, line)
 		})
 		for name := range env {
 			if name == "" || strings.ContainsAny(name, "=\n \t\x00") {
@@ -144,13 +146,13 @@ func FuzzVolume(f *testing.F) {
 
 func TestSizes(t *testing.T) {
 	for text, want := range map[string]int64{"512m": 512 << 20, "2g": 2 << 30, "1.5GiB": 3 << 29, "1024": 1024, "64K": 64 << 10} {
-		var s sizeFlag
+		var s resource.SizeFlag
 		if err := s.Set(text); err != nil || int64(s) != want {
 			t.Errorf("%s: %d, %v", text, s, err)
 		}
 	}
 	for _, bad := range []string{"", "x", "-1", "0", "1e400", "99999999999g", "1 giant"} {
-		var s sizeFlag
+		var s resource.SizeFlag
 		if err := s.Set(bad); err == nil {
 			t.Errorf("%q became %d", bad, s)
 		}
@@ -160,7 +162,7 @@ func TestSizes(t *testing.T) {
 func FuzzSize(f *testing.F) {
 	f.Add("1.5g")
 	f.Fuzz(func(t *testing.T, text string) {
-		var s sizeFlag
+		var s resource.SizeFlag
 		if s.Set(text) == nil && s <= 0 {
 			t.Errorf("%q became %d", text, s)
 		}
@@ -169,13 +171,13 @@ func FuzzSize(f *testing.F) {
 
 func TestDurations(t *testing.T) {
 	for text, want := range map[string]string{"30s": "30s", "5m": "5m0s", "7": "7s", "1h30m": "1h30m0s"} {
-		var d durationFlag
+		var d resource.DurationFlag
 		if err := d.Set(text); err != nil || d.String() != want {
 			t.Errorf("%s: %s, %v", text, d.String(), err)
 		}
 	}
 	for _, bad := range []string{"", "-1s", "0", "x", "1y", "99999999999"} {
-		var d durationFlag
+		var d resource.DurationFlag
 		if err := d.Set(bad); err == nil {
 			t.Errorf("%q became %s", bad, d.String())
 		}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/internal/cli/clitest"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -15,10 +16,10 @@ import (
 // failing is a command line with a node that cannot be opened.
 func failing(err error) (*App, *bytes.Buffer) {
 	var said bytes.Buffer
-	return &App{Env: &Env{
-		Open:      func(string) (System, error) { return nil, err },
+	return &App{Env: &target.Env{
+		Open:      func(string) (target.System, error) { return nil, err },
 		Term:      &term.Term{Stdout: &bytes.Buffer{}, Stderr: &said, LookupEnv: clitest.Lookup(nil)},
-		Providers: []ProviderInfo{{Name: "fake"}},
+		Providers: []target.ProviderInfo{{Name: "fake"}},
 	}}, &said
 }
 

@@ -15,18 +15,20 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/admin"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // eventCommands are atoll events and atoll audit.
-type eventCommands struct{ *Env }
+type eventCommands struct{ *target.Env }
 
 func (a eventCommands) eventsCmd() *cobra.Command {
 	var opts sandbox.EventQuery
 	var box string
 	var follow, asJSON, allTenants bool
-	var span spanFlags
+	var span resource.SpanFlags
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show what happened, from the daemon's log",
@@ -41,7 +43,7 @@ a time that is still to come.`,
   atoll events --since 10m
   atoll events --all-tenants
   atoll events --type sandbox.created --json`,
-		GroupID: groupDaemon,
+		GroupID: resource.GroupDaemon,
 		Args:    cobra.NoArgs,
 	}
 	flags := cmd.Flags()
@@ -50,16 +52,16 @@ a time that is still to come.`,
 	flags.StringVar(&box, "sandbox", "", "only events of the sandbox with this name or id")
 	flags.StringSliceVar(&opts.Types, "type", nil, "only of these types, such as sandbox.created")
 	flags.StringSliceVar(&opts.Ops, "op", nil, "only about these operations, such as process.exec")
-	span.register(flags)
+	span.Register(flags)
 	flags.BoolVar(&asJSON, "json", false, "write JSON lines")
 	flags.BoolVar(&allTenants, "all-tenants", false, "of all tenants, as the owner of the machine")
 	cmd.MarkFlagsMutuallyExclusive("all-tenants", "after") // cursors are of one tenant
 	cmd.MarkFlagsMutuallyExclusive("all-tenants", "sandbox")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) (err error) {
-		if opts.Since, opts.Until, err = span.read(); err != nil {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, _ []string) (err error) {
+		if opts.Since, opts.Until, err = span.Read(); err != nil {
 			return err
 		}
-		c, err := a.mustDaemon(ctx)
+		c, err := a.MustDaemon(ctx)
 		if err != nil {
 			return err
 		}
@@ -109,7 +111,7 @@ func eachEvent(ctx context.Context, c *atoll.Client, opts sandbox.EventQuery, fo
 // eventsOfAll shows the events of all tenants: recorded ones by time, and with
 // follow those to come as they come.
 func (a eventCommands) eventsOfAll(ctx context.Context, c *atoll.Client, opts sandbox.EventQuery, follow bool, asJSON bool) error {
-	tenants, err := a.tenants(ctx, c)
+	tenants, err := target.Tenants(ctx, a.Env, c)
 	if err != nil {
 		return err
 	}
@@ -120,8 +122,8 @@ func (a eventCommands) eventsOfAll(ctx context.Context, c *atoll.Client, opts sa
 		}
 		var all []record
 		for _, t := range tenants {
-			err := eachEvent(ctx, t.client, opts, false, func(e sandbox.Event) error {
-				all = append(all, record{t.name, e})
+			err := eachEvent(ctx, t.Client, opts, false, func(e sandbox.Event) error {
+				all = append(all, record{t.Name, e})
 				return nil
 			})
 			if err != nil {
@@ -140,10 +142,10 @@ func (a eventCommands) eventsOfAll(ctx context.Context, c *atoll.Client, opts sa
 	g, ctx := errgroup.WithContext(ctx)
 	for _, t := range tenants {
 		g.Go(func() error {
-			return eachEvent(ctx, t.client, opts, true, func(e sandbox.Event) error {
+			return eachEvent(ctx, t.Client, opts, true, func(e sandbox.Event) error {
 				one.Lock()
 				defer one.Unlock()
-				return a.showEvent(t.name, e, asJSON)
+				return a.showEvent(t.Name, e, asJSON)
 			})
 		})
 	}
@@ -179,8 +181,8 @@ func (a eventCommands) showEvent(tenant string, e sandbox.Event, asJSON bool) er
 }
 
 func (a eventCommands) auditCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "audit", Short: "Check the daemon's log", GroupID: groupDaemon,
+	return resource.Parent(&cobra.Command{
+		Use: "audit", Short: "Check the daemon's log", GroupID: resource.GroupDaemon,
 		Example: `  atoll audit verify`,
 	}, a.auditVerifyCmd(), a.auditExportCmd(), a.auditPruneCmd())
 }
@@ -205,13 +207,13 @@ collectors to read from a file; that cannot be checked by its hashes.`,
 	cmd.Flags().StringVar(&format, "format", format, "json, or otlp-json for OpenTelemetry")
 	cmd.Flags().StringSliceVar(&opts.Types, "type", nil, "only of these types, such as sandbox.created")
 	cmd.Flags().StringSliceVar(&opts.Ops, "op", nil, "only about these operations, such as process.exec")
-	var span spanFlags
-	span.register(cmd.Flags())
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) (err error) {
-		if opts.Since, opts.Until, err = span.read(); err != nil {
+	var span resource.SpanFlags
+	span.Register(cmd.Flags())
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, _ []string) (err error) {
+		if opts.Since, opts.Until, err = span.Read(); err != nil {
 			return err
 		}
-		c, err := a.mustDaemon(ctx)
+		c, err := a.MustDaemon(ctx)
 		if err != nil {
 			return err
 		}
@@ -230,7 +232,7 @@ that is kept outside the database.`,
 		Example: `  atoll audit verify`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, _ []string) error {
 		report, err := c.Admin().VerifyAudit(ctx)
 		if err != nil {
 			return err

@@ -12,13 +12,15 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // processCommands are atoll exec, shell, attach, ps, logs and kill.
-type processCommands struct{ *Env }
+type processCommands struct{ *target.Env }
 
 func (a processCommands) execCmd() *cobra.Command {
 	var how commandFlags
@@ -35,10 +37,10 @@ atoll ps, logs, attach, kill. The exit codes are the same as those of atoll run.
   atoll exec -e NAME=value -w /tmp demo -- sh -c 'echo $NAME; pwd'
   atoll exec --json demo -- id -u
   atoll exec -d demo -- sleep 60`,
-		GroupID:           groupBox,
+		GroupID:           resource.GroupBox,
 		Annotations:       map[string]string{"runs": "yes"},
 		Args:              cobra.MinimumNArgs(1),
-		ValidArgsFunction: a.completeSandbox,
+		ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	how.register(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -52,11 +54,11 @@ atoll ps, logs, attach, kill. The exit codes are the same as those of atoll run.
 		if len(words) == 0 {
 			return &term.UsageError{Message: "no command given", Hint: "for example: atoll exec " + args[0] + " -- ls /"}
 		}
-		env, err := a.environment(how.envFiles, how.env)
+		env, err := environment(a.Env, how.envFiles, how.env)
 		if err != nil {
 			return err
 		}
-		c := a.command(&how, words)
+		c := commandOf(a.Env, &how, words)
 		c.User, c.Dir = how.user, how.workdir
 		for name, value := range c.Env { // TERM, unless it was given
 			if _, given := env[name]; !given {
@@ -72,7 +74,7 @@ atoll ps, logs, attach, kill. The exit codes are the same as those of atoll run.
 // execIn runs a command in an existing sandbox, as the flags say.
 func (a processCommands) execIn(ctx context.Context, name string, c sandbox.Command, how *commandFlags) error {
 	if how.detach {
-		box, err := a.find(ctx, name)
+		box, err := a.Find(ctx, name)
 		if err != nil {
 			return err
 		}
@@ -83,15 +85,15 @@ func (a processCommands) execIn(ctx context.Context, name string, c sandbox.Comm
 		err = a.Println(p.Info().ID)
 		return errors.Join(err, p.Close())
 	}
-	return a.connect(ctx, name, how, func(ctx context.Context, box box) (driver.Process, error) {
+	return a.connect(ctx, name, how, func(ctx context.Context, box target.Sandbox) (driver.Process, error) {
 		return box.Exec(ctx, c)
 	})
 }
 
 // connect runs a session with a process of an existing sandbox.
-func (a processCommands) connect(ctx context.Context, name string, how *commandFlags, open func(context.Context, box) (driver.Process, error)) error {
-	return a.foreground(ctx, how, func(ctx context.Context, s *session, res *result) (sandbox.Exit, error) {
-		box, err := a.find(ctx, name)
+func (a processCommands) connect(ctx context.Context, name string, how *commandFlags, open func(context.Context, target.Sandbox) (driver.Process, error)) error {
+	return foreground(ctx, a.Env, how, func(ctx context.Context, s *session, res *result) (sandbox.Exit, error) {
+		box, err := a.Find(ctx, name)
 		if err != nil {
 			return sandbox.Exit{}, err
 		}
@@ -126,8 +128,9 @@ func (a processCommands) connect(ctx context.Context, name string, how *commandF
 		}
 		exit, err := p.Wait(ctx)
 		if err == nil {
-			if !a.explainRefusal(ctx, box, began, exit) && exit.Code != 0 && s.unreached() {
-				a.hintNetwork(hasNetwork(ctx, box))
+			if !explainRefusal(ctx, a.Env, box, began, exit) && exit.Code != 0 && s.unreached() {
+				has, known := hasNetwork(ctx, box)
+				hintNetwork(a.Env, has, known)
 			}
 		}
 		return exit, err
@@ -141,12 +144,12 @@ func (a processCommands) shellCmd() *cobra.Command {
 		Long: `Shell opens bash, or sh if there is no bash, in an existing sandbox. If Atoll runs on
 a terminal, so does the shell; otherwise the shell reads a script from standard input.`,
 		Example: `  echo 'echo hello from $(hostname)' | atoll shell demo`,
-		GroupID: groupBox, Annotations: map[string]string{"runs": "yes"},
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
+		GroupID: resource.GroupBox, Annotations: map[string]string{"runs": "yes"},
+		Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		how := commandFlags{interactive: true, tty: term.IsTerminal(a.Stdin)}
-		c := a.command(&how, nil)
+		c := commandOf(a.Env, &how, nil)
 		c.Shell = "if command -v bash >/dev/null; then exec bash; fi; exec sh"
 		return a.execIn(cmd.Context(), args[0], c, &how)
 	}
@@ -173,8 +176,8 @@ watch. Without --shared, attach takes the command over from other connections. S
 atoll terminal.`,
 		Example: `  atoll exec -d demo -- sh -c 'sleep 1; echo done'
   atoll attach demo`,
-		GroupID: groupBox, Annotations: map[string]string{"runs": "yes"},
-		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeSandbox,
+		GroupID: resource.GroupBox, Annotations: map[string]string{"runs": "yes"},
+		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	cmd.Flags().BoolVar(&noInput, "no-stdin", false, "do not connect standard input")
 	cmd.Flags().BoolVar(&shared, "shared", false, "share the terminal of the command with other viewers")
@@ -182,7 +185,7 @@ atoll terminal.`,
 	keys.Register(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if shared {
-			return a.share(cmd.Context(), args[0], keys, func(ctx context.Context, box box) (opts atoll.TerminalOptions, err error) {
+			return a.share(cmd.Context(), args[0], keys, func(ctx context.Context, box target.Sandbox) (opts atoll.TerminalOptions, err error) {
 				opts.Watch = readOnly || noInput
 				opts.Process, err = pickCommand(ctx, box, args[1:], false)
 				return opts, err
@@ -192,7 +195,7 @@ atoll terminal.`,
 			return term.BadFlag("read-only", "needs --shared; see also --no-stdin")
 		}
 		how := &commandFlags{interactive: !noInput && (term.IsTerminal(a.Stdin) || !term.IsNull(a.Stdin)), keys: keys}
-		return a.connect(cmd.Context(), args[0], how, func(ctx context.Context, box box) (driver.Process, error) {
+		return a.connect(cmd.Context(), args[0], how, func(ctx context.Context, box target.Sandbox) (driver.Process, error) {
 			id, err := pickCommand(ctx, box, args[1:], false)
 			if err != nil {
 				return nil, err
@@ -220,8 +223,8 @@ With --link it opens in the browser instead, and the link is printed for where t
 no browser. Whoever opens the link needs no key, and sees this terminal and nothing else.`,
 		Example: `  printf 'echo hello\nexit\n' | atoll terminal demo
   atoll terminal --link --view --no-browser demo`,
-		GroupID: groupBox, Annotations: map[string]string{"runs": "yes"},
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
+		GroupID: resource.GroupBox, Annotations: map[string]string{"runs": "yes"},
+		Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	cmd.Flags().BoolVar(&readOnly, "read-only", false, "only watch")
 	cmd.Flags().BoolVar(&asLink, "link", false, "open it in the browser, with a link that works once")
@@ -230,14 +233,14 @@ no browser. Whoever opens the link needs no key, and sees this terminal and noth
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if asLink {
 			link.view = link.view || readOnly
-			return interruptible(func(ctx context.Context, args []string) error {
-				return a.openStream(ctx, args[0], viewing.NewStream{Kind: "terminal"}, &link)
+			return resource.Interruptible(func(ctx context.Context, args []string) error {
+				return openStream(ctx, a.Env, args[0], viewing.NewStream{Kind: "terminal"}, &link)
 			})(cmd, args)
 		}
 		if name := link.used(cmd); name != "" {
 			return term.BadFlag(name, "needs --link")
 		}
-		return a.share(cmd.Context(), args[0], keys, func(context.Context, box) (atoll.TerminalOptions, error) {
+		return a.share(cmd.Context(), args[0], keys, func(context.Context, target.Sandbox) (atoll.TerminalOptions, error) {
 			return atoll.TerminalOptions{Watch: readOnly}, nil
 		})
 	}
@@ -245,9 +248,9 @@ no browser. Whoever opens the link needs no key, and sees this terminal and noth
 }
 
 // share shows a terminal of a sandbox as one of its viewers.
-func (a processCommands) share(ctx context.Context, name string, keys term.KeysFlag, which func(context.Context, box) (atoll.TerminalOptions, error)) error {
+func (a processCommands) share(ctx context.Context, name string, keys term.KeysFlag, which func(context.Context, target.Sandbox) (atoll.TerminalOptions, error)) error {
 	how := &commandFlags{interactive: true, keys: keys}
-	return a.connect(ctx, name, how, func(ctx context.Context, box box) (driver.Process, error) {
+	return a.connect(ctx, name, how, func(ctx context.Context, box target.Sandbox) (driver.Process, error) {
 		opts, err := which(ctx, box)
 		if err != nil {
 			return nil, err
@@ -255,7 +258,7 @@ func (a processCommands) share(ctx context.Context, name string, keys term.KeysF
 		if screen := a.Terminal(); screen != nil {
 			opts.Size = term.WindowSize(screen)
 		}
-		s, err := a.daemonSandbox(ctx, name)
+		s, err := a.DaemonSandbox(ctx, name)
 		if err != nil {
 			return nil, err
 		}
@@ -266,7 +269,7 @@ func (a processCommands) share(ctx context.Context, name string, keys term.KeysF
 // pickCommand returns the given id, or the id of the newest background command.
 // Without one, a signal may go to a process that a command left behind, which
 // cannot be attached to, and has no log.
-func pickCommand(ctx context.Context, box box, given []string, forSignal bool) (string, error) {
+func pickCommand(ctx context.Context, box target.Sandbox, given []string, forSignal bool) (string, error) {
 	if len(given) > 0 {
 		return given[0], nil
 	}
@@ -304,19 +307,19 @@ func (a processCommands) psCmd() *cobra.Command {
 		Short: "List the commands that were started in a sandbox",
 		Example: `  atoll ps demo
   atoll ps --json demo`,
-		GroupID: groupBox,
+		GroupID: resource.GroupBox,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return &term.UsageError{Message: "name the sandbox whose commands to list", Hint: "to list sandboxes: atoll ls"}
 			}
 			return nil
 		},
-		ValidArgsFunction: a.completeSandbox,
+		ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.Flags().BoolP("all", "a", false, "no effect: ps always shows ended ones too")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		box, err := a.find(ctx, args[0])
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
+		box, err := a.Find(ctx, args[0])
 		if err != nil {
 			return err
 		}
@@ -361,13 +364,13 @@ command that was started last. Of the command of run -d that --restart has start
 again, logs shows all runs that are kept, at most 64, or with --tail the last one.`,
 		Example: `  atoll logs demo
   atoll logs --tail 10 demo`,
-		GroupID: groupBox,
-		Args:    cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeSandbox,
+		GroupID: resource.GroupBox,
+		Args:    cobra.RangeArgs(1, 2), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	cmd.Flags().IntVarP(&opts.Tail, "tail", "n", 0, "show only this many of the last lines")
 	cmd.Flags().BoolVarP(&opts.Follow, "follow", "f", false, "follow the output until the command ends")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		box, err := a.find(ctx, args[0])
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
+		box, err := a.Find(ctx, args[0])
 		if err != nil {
 			return err
 		}
@@ -386,7 +389,7 @@ again, logs shows all runs that are kept, at most 64, or with --tail the last on
 }
 
 // showLogs writes the log of a command.
-func (a processCommands) showLogs(ctx context.Context, box box, id string, opts driver.LogOptions) error {
+func (a processCommands) showLogs(ctx context.Context, box target.Sandbox, id string, opts driver.LogOptions) error {
 	logs, err := box.Logs(ctx, id, opts)
 	if err != nil {
 		return err
@@ -403,7 +406,7 @@ func (a processCommands) showLogs(ctx context.Context, box box, id string, opts 
 
 // showEarlierRuns writes what a main command wrote before it was started again, as
 // far as it is kept. Other commands run once.
-func (a processCommands) showEarlierRuns(ctx context.Context, box box, id string) error {
+func (a processCommands) showEarlierRuns(ctx context.Context, box target.Sandbox, id string) error {
 	main := box.Main()
 	if main == nil || main.Process != id || main.Restarts == 0 {
 		return nil
@@ -445,16 +448,16 @@ func (a processCommands) killCmd() *cobra.Command {
 it is the background command that was started last.`,
 		Example: `  atoll exec -d demo -- sleep 600
   atoll kill --signal TERM demo`,
-		GroupID: groupBox,
-		Args:    cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeSandbox,
+		GroupID: resource.GroupBox,
+		Args:    cobra.RangeArgs(1, 2), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	cmd.Flags().StringVarP(&name, "signal", "s", "KILL", "signal, by name or number")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		sig, err := parseSignal(name)
 		if err != nil {
 			return err
 		}
-		box, err := a.find(ctx, args[0])
+		box, err := a.Find(ctx, args[0])
 		if err != nil {
 			return err
 		}

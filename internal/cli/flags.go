@@ -2,111 +2,20 @@ package cli
 
 import (
 	"fmt"
-	"math"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
-
-// sizeFlag is a number of bytes, written as Docker does: 512m, 2g, 1.5GiB.
-// Units are binary. It satisfies pflag.Value.
-type sizeFlag int64
-
-func (s *sizeFlag) Set(text string) error {
-	n, err := units.RAMInBytes(text)
-	if err != nil || n <= 0 || n == math.MaxInt64 {
-		return fmt.Errorf("%q is not a size such as 512m or 2g", text)
-	}
-	*s = sizeFlag(n)
-	return nil
-}
-
-func (s *sizeFlag) String() string {
-	if *s == 0 {
-		return ""
-	}
-	return units.BytesSize(float64(*s))
-}
-
-func (s *sizeFlag) Type() string { return "size" }
-
-// durationFlag is a duration; a bare number is seconds. It satisfies
-// pflag.Value.
-type durationFlag time.Duration
-
-func (d *durationFlag) Set(text string) error {
-	v, err := time.ParseDuration(text)
-	if seconds, plain := strconv.ParseUint(text, 10, 31); plain == nil {
-		v, err = time.Duration(seconds)*time.Second, nil
-	}
-	if err != nil || v <= 0 {
-		return fmt.Errorf("%q is not a duration such as 30s or 5m", text)
-	}
-	*d = durationFlag(v)
-	return nil
-}
-
-func (d *durationFlag) String() string {
-	if *d == 0 {
-		return ""
-	}
-	return time.Duration(*d).String()
-}
-
-func (d *durationFlag) Type() string { return "duration" }
-
-// idleFlag is a duration, or never, which is -1. It satisfies pflag.Value.
-type idleFlag durationFlag
-
-func (i *idleFlag) Set(text string) error {
-	if text == "never" {
-		*i = -1
-		return nil
-	}
-	if err := (*durationFlag)(i).Set(text); err != nil {
-		return fmt.Errorf("%w, nor never", err)
-	}
-	return nil
-}
-
-func (i *idleFlag) String() string {
-	if *i < 0 {
-		return "never"
-	}
-	return (*durationFlag)(i).String()
-}
-
-func (i *idleFlag) Type() string { return "duration" }
-
-// daysFlag is a duration that may also be given in days, such as 90d. It
-// satisfies pflag.Value.
-type daysFlag time.Duration
-
-func (d *daysFlag) Set(text string) error {
-	count, inDays := strings.CutSuffix(text, "d")
-	if days, err := strconv.ParseUint(count, 10, 16); inDays && err == nil && days > 0 {
-		*d = daysFlag(time.Duration(days) * 24 * time.Hour)
-		return nil
-	}
-	if (*durationFlag)(d).Set(text) != nil {
-		return fmt.Errorf("%q is not a duration such as 12h or 90d", text)
-	}
-	return nil
-}
-
-func (d *daysFlag) String() string { return (*durationFlag)(d).String() }
-
-func (d *daysFlag) Type() string { return "duration" }
 
 // restartFlag is a restart policy, written as Docker does: no, on-failure,
 // on-failure:5, always. It satisfies pflag.Value.
@@ -138,27 +47,6 @@ func (r *restartFlag) String() string {
 
 func (r *restartFlag) Type() string { return "policy" }
 
-// isolationFlag is the weakest isolation that a sandbox may have. It satisfies
-// pflag.Value.
-type isolationFlag sandbox.Isolation
-
-func (i *isolationFlag) Set(text string) error {
-	if !slices.Contains(sandbox.Isolations(), sandbox.Isolation(text)) {
-		return fmt.Errorf("%q is not one of none, kernel and hardware", text)
-	}
-	*i = isolationFlag(text)
-	return nil
-}
-
-func (i *isolationFlag) String() string { return string(*i) }
-
-func (i *isolationFlag) Type() string { return "kind" }
-
-func (i *isolationFlag) register(cmd *cobra.Command) {
-	cmd.Flags().Var(i, "isolation", "at least this isolation: none, kernel (a kernel of its own) or hardware (a virtual machine)")
-	completeFlag(cmd, "isolation", "none", "kernel", "hardware")
-}
-
 // commandFlags say how a command is run; run and exec share them.
 type commandFlags struct {
 	env, envFiles []string
@@ -166,9 +54,9 @@ type commandFlags struct {
 	interactive   bool
 	tty           bool
 	detach        bool
-	timeout       durationFlag
+	timeout       resource.DurationFlag
 	json          bool
-	outputLimit   sizeFlag
+	outputLimit   resource.SizeFlag
 	keys          term.KeysFlag // that detach from a terminal
 }
 
@@ -207,20 +95,20 @@ func (f *commandFlags) validate(cmd *cobra.Command) error {
 type boxFlags struct {
 	image, pull, platform string
 	cpus                  float64
-	memory, disk          sizeFlag
+	memory, disk          resource.SizeFlag
 	pids                  int64
 	volumes, publish      []string
 	workspace             workspaceFlags
 	name, hostname        string
 	labelList, labelFiles []string
 	entrypoint            string
-	lifetime              durationFlag
-	idle                  idleFlag
+	lifetime              resource.DurationFlag
+	idle                  resource.IdleFlag
 	life                  lifetimeFlags
 	snapshot              string
 	remove, keep, quiet   bool
 	requireLimits         bool
-	isolation             isolationFlag
+	isolation             resource.IsolationFlag
 	restart               restartFlag
 	egress, secrets       []string
 	redact                bool
@@ -238,8 +126,8 @@ func (f *lifetimeFlags) register(cmd *cobra.Command) {
 	flags.StringVar(&f.action, "lifetime-action", "", "sleep (on disk), stop (and keep its files) or delete (default delete)")
 	flags.BoolVar(&f.wake, "wake", false, "resume a paused sandbox when it is used")
 	flags.StringVar(&f.idleAction, "idle-action", "", "pause, sleep (on disk), stop (and keep its files) or delete (default stop)")
-	completeFlag(cmd, "lifetime-action", "sleep", "stop", "delete")
-	completeFlag(cmd, "idle-action", "pause", "sleep", "stop", "delete")
+	resource.CompleteFlag(cmd, "lifetime-action", "sleep", "stop", "delete")
+	resource.CompleteFlag(cmd, "idle-action", "pause", "sleep", "stop", "delete")
 }
 
 const requireLimitsHelp = "fail if one of the limits is not enforced on this machine, instead of saying so"
@@ -256,7 +144,7 @@ func (f *boxFlags) register(cmd *cobra.Command) {
 	flags.Var(&f.disk, "disk", "size of its writable file system, such as 2g")
 	flags.Int64Var(&f.pids, "pids", 0, "processes and threads alive at once")
 	flags.BoolVar(&f.requireLimits, "require-limits", false, requireLimitsHelp)
-	f.isolation.register(cmd)
+	f.isolation.Register(cmd)
 	flags.StringArrayVarP(&f.volumes, "volume", "v", nil, "show a file or directory of this machine inside: HOST:GUEST or HOST:GUEST:ro")
 	flags.StringArrayVarP(&f.publish, "publish", "p", nil, "show a port of the sandbox on the daemon's machine: [ADDRESS:][HOST:]GUEST (default address: 127.0.0.1; default host port: any that is free)")
 	flags.StringSliceVar(&f.egress, "egress", nil, `hosts that the sandbox may reach, such as api.example.com or *.example.com:8443; "" for a network that reaches nothing (default: no network)`)
@@ -304,7 +192,7 @@ func (f *boxFlags) validate(cmd *cobra.Command, detach bool) error {
 }
 
 // request converts the flags and arguments of a command to a request.
-func (a *Env) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args []string) (engine.RunRequest, error) {
+func request(a *target.Env, cmd *cobra.Command, box *boxFlags, how *commandFlags, args []string) (engine.RunRequest, error) {
 	var req engine.RunRequest
 	if err := box.validate(cmd, how.detach); err != nil {
 		return req, err
@@ -316,7 +204,7 @@ func (a *Env) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 			Timeout: time.Duration(box.lifetime), TimeoutAction: sandbox.IdleAction(box.life.action), Wakes: box.life.wake,
 			Idle: max(0, time.Duration(box.idle)), IdleAction: sandbox.IdleAction(box.life.idleAction),
 		},
-		Snapshot: box.snapshot, Provider: a.askedProvider(), RequireLimits: box.requireLimits, Isolation: sandbox.Isolation(box.isolation),
+		Snapshot: box.snapshot, Provider: a.AskedProvider(), RequireLimits: box.requireLimits, Isolation: sandbox.Isolation(box.isolation),
 	}
 	if box.snapshot != "" {
 		spec.Image = ""
@@ -339,7 +227,7 @@ func (a *Env) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 	if spec.Workspaces, err = box.workspace.spec(); err != nil {
 		return req, err
 	}
-	if spec.Env, err = a.environment(how.envFiles, how.env); err != nil {
+	if spec.Env, err = environment(a, how.envFiles, how.env); err != nil {
 		return req, err
 	}
 	if spec.Labels, err = labels(box.labelFiles, box.labelList); err != nil {
@@ -354,7 +242,7 @@ func (a *Env) request(cmd *cobra.Command, box *boxFlags, how *commandFlags, args
 	if cmd.Flags().Changed("entrypoint") {
 		req.Entrypoint = &box.entrypoint
 	}
-	req.Command = a.command(how, args)
+	req.Command = commandOf(a, how, args)
 	if how.detach && cmd.Name() == "run" && (box.restart.policy != "" || !req.Keep && cmd.Flags().Changed("rm") || how.interactive || how.tty) {
 		req.Spec.Main = &sandbox.MainCommand{Restart: box.restart.policy, MaxRestarts: box.restart.most, Remove: !req.Keep && cmd.Flags().Changed("rm")}
 	}

@@ -8,14 +8,15 @@ import (
 	"strconv"
 	"sync"
 
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/stream"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // forwarder connects who comes to local ports to ports of a sandbox.
 type forwarder struct {
-	env    *Env
-	box    box
+	env    *target.Env
+	box    target.Sandbox
 	asJSON bool
 
 	conns sync.WaitGroup

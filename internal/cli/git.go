@@ -11,20 +11,22 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
 // gitCommands are atoll git, atoll search and atoll patch.
-type gitCommands struct{ *Env }
+type gitCommands struct{ *target.Env }
 
 // maxPatch is the maximum size of a patch from a file or standard input.
 const maxPatch = 8 << 20
 
 func (a gitCommands) gitCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "git", Short: "Look at the git repositories of a sandbox", GroupID: groupBox,
+	return resource.Parent(&cobra.Command{
+		Use: "git", Short: "Look at the git repositories of a sandbox", GroupID: resource.GroupBox,
 		Long: `These commands read repositories with the git of the sandbox, and change nothing. What
 can change them is git itself, with atoll exec. A place is SANDBOX or SANDBOX:DIRECTORY.`,
 		Example: `  atoll git status demo:/workspace
@@ -42,7 +44,7 @@ func (a gitCommands) place(ctx context.Context, text string) (box *atoll.Sandbox
 	default:
 		p = inside(p)
 	}
-	box, err = a.daemonSandbox(ctx, name)
+	box, err = a.DaemonSandbox(ctx, name)
 	return box, p, err
 }
 
@@ -51,8 +53,8 @@ func (a gitCommands) place(ctx context.Context, text string) (box *atoll.Sandbox
 func reading[T any](a gitCommands, cmd *cobra.Command, get func(ctx context.Context, g atoll.Git, args []string) (T, error), show func(w io.Writer, out T)) *cobra.Command {
 	var asJSON bool
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.ValidArgsFunction = a.completePlace
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.ValidArgsFunction = completePlace(a.Env)
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		box, dir, err := a.place(ctx, args[0])
 		if err != nil {
 			return err
@@ -93,10 +95,10 @@ for each state that differs from the one before: another branch or commit, or ot
 files that atoll git status lists. The sandbox is in use while it is watched.`,
 		Example: `  atoll git watch demo:/workspace
   atoll git watch --json demo:/workspace`,
-		ValidArgsFunction: a.completePlace,
+		ValidArgsFunction: completePlace(a.Env),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write a line of JSON for each state")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		box, dir, err := a.place(ctx, args[0])
 		if err != nil {
 			return err
@@ -284,7 +286,7 @@ func (a gitCommands) searchCmd() *cobra.Command {
 	var req coding.SearchRequest
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "search SANDBOX:PATH [EXPRESSION]", Short: "Search files of a sandbox by name and content", GroupID: groupBox,
+		Use: "search SANDBOX:PATH [EXPRESSION]", Short: "Search files of a sandbox by name and content", GroupID: resource.GroupBox,
 		Long: `Search prints the files below a directory that have a name, or the lines that match a
 regular expression (of Go), or both. It needs no program in the sandbox. It leaves out
 .git and node_modules, unless --exclude says something else, and binary files. Exit
@@ -292,7 +294,7 @@ code 1 means that nothing was found.`,
 		Example: `  atoll search demo:/workspace 'func \w+Handler'
   atoll search demo:/workspace --name '*.go' -i todo
   atoll search demo:/workspace --name 'src/**/*.ts'`,
-		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completePlace,
+		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: completePlace(a.Env),
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&req.Name, "name", "", "a pattern of names such as *.go; with a slash it is of paths, such as src/**/*.go")
@@ -301,7 +303,7 @@ code 1 means that nothing was found.`,
 	flags.StringArrayVar(&req.Exclude, "exclude", nil, "names of files and directories to leave out; may be repeated (default .git and node_modules)")
 	flags.IntVar(&req.Max, "max", 0, "at most this many matches, up to 10000 (default 200)")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		if name, _ := splitPlace(args[0]); name == "" { // docker search names an image
 			return &term.UsageError{Message: "the place has no path", Hint: "write it as " + args[0] + ":/workspace; images are listed by: atoll image ls"}
 		}
@@ -349,18 +351,18 @@ func (a gitCommands) patchCmd() *cobra.Command {
 	var req coding.PatchRequest
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "patch SANDBOX:PATH [FILE]", Short: "Apply a patch to files of a sandbox", GroupID: groupBox,
+		Use: "patch SANDBOX:PATH [FILE]", Short: "Apply a patch to files of a sandbox", GroupID: resource.GroupBox,
 		Long: `Patch applies a unified diff, also one of git, or a patch in the format of the
 apply_patch tool: from a file of yours, or from standard input. Names in it are
 relative to PATH. Lines may have moved, but not changed. All of it is applied, or
 nothing.`,
 		Example: `  atoll patch --dry-run demo:/workspace fix.patch
   atoll patch demo:/workspace <fix.patch`,
-		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completePlace,
+		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: completePlace(a.Env),
 	}
 	cmd.Flags().BoolVar(&req.DryRun, "dry-run", false, "only check whether the patch fits")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) (err error) {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) (err error) {
 		if req.Patch, err = a.readPatch(args[1:]); err != nil {
 			return err
 		}

@@ -27,6 +27,7 @@ import (
 	"mvdan.cc/sh/v3/shell"
 
 	"github.com/atoll-run/atoll/internal/cli/clitest"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -203,7 +204,7 @@ func calls(t *testing.T) (all [][]string) {
 		}
 		all = append(all, words[1:])
 	}
-	root := (&App{Env: &Env{}}).root()
+	root := (&App{Env: &target.Env{}}).root()
 	var walk func(*cobra.Command)
 	walk = func(cmd *cobra.Command) {
 		for line := range strings.Lines(cmd.Example) {
@@ -267,8 +268,8 @@ func TestAttackTerminalByADaemon(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		var stdout, stderr bytes.Buffer
-		a := &App{Env: &Env{
-			Providers: []ProviderInfo{{Name: "gvisor"}},
+		a := &App{Env: &target.Env{
+			Providers: []target.ProviderInfo{{Name: "gvisor"}},
 			Term:      &term.Term{Stdin: strings.NewReader("value"), Stdout: &stdout, Stderr: &stderr, LookupEnv: clitest.Lookup(env)},
 		}}
 		defer func() {
@@ -314,7 +315,7 @@ func TestAttackTerminalByADaemon(t *testing.T) {
 		for _, call := range all {
 			g.Go(func() error {
 				try(call)
-				cmd, _, err := (&App{Env: &Env{}}).root().Find(call)
+				cmd, _, err := (&App{Env: &target.Env{}}).root().Find(call)
 				if err == nil && cmd.Flags().Lookup("json") != nil && !slices.Contains(call, "--json") {
 					try(slices.Insert(slices.Clone(call), len(strings.Fields(cmd.CommandPath()))-1, "--json"))
 				}
@@ -355,7 +356,7 @@ func TestAuditOnTerminal(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer terminal.Close()
-	a := &App{Env: &Env{Term: &term.Term{Stdin: strings.NewReader(""), Stdout: tty, Stderr: io.Discard, LookupEnv: func(name string) (string, bool) {
+	a := &App{Env: &target.Env{Term: &term.Term{Stdin: strings.NewReader(""), Stdout: tty, Stderr: io.Discard, LookupEnv: func(name string) (string, bool) {
 		return server.URL, name == "ATOLL_HOST"
 	}}}}
 	read := make(chan string)
@@ -377,8 +378,8 @@ func TestAuditOnTerminal(t *testing.T) {
 func TestOutcomeIsVisible(t *testing.T) {
 	t.Parallel()
 	var said bytes.Buffer
-	a := &Env{Term: &term.Term{Stderr: &said, LookupEnv: clitest.Lookup(nil)}}
-	_ = a.outcome(sandbox.Exit{Reason: sandbox.ReasonCrashed, Detail: clitest.Evil}, &commandFlags{})
+	a := &target.Env{Term: &term.Term{Stderr: &said, LookupEnv: clitest.Lookup(nil)}}
+	_ = endedWith(a, sandbox.Exit{Reason: sandbox.ReasonCrashed, Detail: clitest.Evil}, &commandFlags{})
 	if found := clitest.Harm(said.String()); found != "" || !strings.Contains(said.String(), `\u202e`) {
 		t.Errorf("contains %s: %q", found, said.String())
 	}
@@ -397,7 +398,7 @@ var passedOn = map[string]string{
 	"Terminal":      "looks for a terminal",
 	"Watch":         "looks for a terminal",
 	"readerGone":    "only the name of standard output",
-	"progress":      "a bar, with visible text",
+	"Progress":      "a bar, with visible text",
 	"upCmd":         "a log, which quotes its values",
 }
 

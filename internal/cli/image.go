@@ -14,6 +14,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/image"
@@ -21,22 +23,17 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// localImages are the images of the node.
-type localImages interface {
-	Images() (*image.Store, error)
-}
-
 // imageCommands are atoll image.
-type imageCommands struct{ *Env }
+type imageCommands struct{ *target.Env }
 
 func (a imageCommands) imageCmd() *cobra.Command {
-	return parent(&cobra.Command{
+	return resource.Parent(&cobra.Command{
 		Use:   "image",
 		Short: "What the files of sandboxes come from",
 		Long: `An image is a root file system with a default command. "host" is always there.
 Other images are fetched when they are first used, or with these commands.`,
 		Example: `  atoll image ls`,
-		GroupID: groupMachine,
+		GroupID: resource.GroupMachine,
 	}, a.imagePullCmd(), a.imageImportCmd(), a.imageLsCmd(), a.imageInspectCmd(), a.imageRmCmd(), a.imagePruneCmd())
 }
 
@@ -58,7 +55,7 @@ func (a imageCommands) get(f *getFlags, policy image.Policy, how func(*image.Sto
 	if err != nil {
 		return err
 	}
-	show, done := a.progress(f.quiet)
+	show, done := target.Progress(a.Env, f.quiet)
 	defer done()
 	opts := image.GetOptions{Policy: policy, Platform: f.platform}
 	if show != nil {
@@ -83,7 +80,7 @@ its digest. It uses the credentials that docker login stored.`,
 		Args:    cobra.ExactArgs(1),
 	}
 	f.register(cmd)
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		return a.get(&f, image.PolicyAlways, func(s *image.Store, opts image.GetOptions) (*image.Image, error) {
 			return s.Get(ctx, args[0], opts)
 		})
@@ -104,7 +101,7 @@ directory.`,
 		Args:    cobra.ExactArgs(2),
 	}
 	f.register(cmd)
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		return a.get(&f, image.PolicyMissing, func(s *image.Store, opts image.GetOptions) (*image.Image, error) {
 			return s.Import(ctx, imageSource(args[0]), args[1], opts)
 		})
@@ -160,11 +157,11 @@ func shownNames(img *image.Image, templates []string) []string {
 // templatesByImage returns the names of each image's templates, by digest.
 // Without a running daemon it is empty.
 func (a imageCommands) templatesByImage(ctx context.Context) map[string][]string {
-	c, err := a.daemon(ctx)
+	c, err := a.Daemon(ctx)
 	if err != nil || c == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, pingTimeout)
+	ctx, cancel := context.WithTimeout(ctx, target.PingTimeout)
 	defer cancel()
 	all, err := c.Templates(ctx)
 	if err != nil {
@@ -243,16 +240,16 @@ func (a imageCommands) imageRmCmd() *cobra.Command {
 	}
 	cmd.RunE = a.withImages(func(ctx context.Context, store *image.Store, args []string) error {
 		store.Protect(a.imagePins)
-		return a.removeEach(ctx, args, force, store.Remove)
+		return resource.RemoveEach(ctx, a.Env, args, force, store.Remove)
 	})
-	forceFlag(cmd.Flags(), &force, "")
+	resource.ForceFlag(cmd.Flags(), &force, "")
 	return cmd
 }
 
 // imagePins asks the daemon of the state directory which images what rests
 // needs. Where none has ever run there is nothing that rests.
 func (a imageCommands) imagePins(ctx context.Context) ([]image.Pin, error) {
-	c, err := atoll.New(atoll.Options{Host: "unix://" + a.socket()})
+	c, err := atoll.New(atoll.Options{Host: "unix://" + a.Socket()})
 	if err != nil {
 		return nil, err
 	}
@@ -262,12 +259,12 @@ func (a imageCommands) imagePins(ctx context.Context) ([]image.Pin, error) {
 		switch {
 		case !a.hadDaemon():
 			return nil, nil
-		case a.noDaemon():
+		case a.NoDaemon():
 			return nil, &sandbox.Error{
 				Code: sandbox.CodeUnavailable, Message: "no daemon runs, so the images that sandboxes at rest need are unknown", Hint: "start it with: atoll up --detach", Cause: err,
 			}
 		}
-		if err := a.startNoted(ctx); err != nil {
+		if err := target.StartNoted(ctx, a.Env); err != nil {
 			return nil, err
 		}
 		uses, err = c.Admin().ImageUses(ctx)
@@ -282,7 +279,7 @@ func (a imageCommands) imagePins(ctx context.Context) ([]image.Pin, error) {
 // hadDaemon reports whether a daemon has ever run in the state directory.
 func (a imageCommands) hadDaemon() bool {
 	for _, file := range []string{"atoll.db", "node.json"} { // its store, or its place in a shared one
-		if _, err := os.Stat(filepath.Join(filepath.Dir(a.socket()), file)); err == nil {
+		if _, err := os.Stat(filepath.Join(filepath.Dir(a.Socket()), file)); err == nil {
 			return true
 		}
 	}
@@ -292,17 +289,17 @@ func (a imageCommands) hadDaemon() bool {
 // imageStore opens the images of this machine, which a daemon elsewhere does not
 // use.
 func (a imageCommands) imageStore() (*image.Store, error) {
-	d, said, err := a.namedDaemon()
+	d, said, err := a.NamedDaemon()
 	if err != nil {
 		return nil, err
 	}
-	if d.Host != "" && d.Host != "unix://"+a.socket() {
+	if d.Host != "" && d.Host != "unix://"+a.Socket() {
 		return nil, &sandbox.Error{
 			Code: sandbox.CodeUnsupported, Subject: "images", Message: "images are managed on the daemon's machine, and " + said + " names a remote daemon",
 			Hint: "run this where that daemon is; a sandbox's image is fetched there when it is made",
 		}
 	}
-	system, err := a.node()
+	system, err := a.Node()
 	if err != nil {
 		return nil, err
 	}
@@ -311,7 +308,7 @@ func (a imageCommands) imageStore() (*image.Store, error) {
 
 // withImages adapts a command that works on the images of the node.
 func (a imageCommands) withImages(run func(context.Context, *image.Store, []string) error) func(*cobra.Command, []string) error {
-	return interruptible(func(ctx context.Context, args []string) error {
+	return resource.Interruptible(func(ctx context.Context, args []string) error {
 		store, err := a.imageStore()
 		if err != nil {
 			return err
@@ -321,7 +318,7 @@ func (a imageCommands) withImages(run func(context.Context, *image.Store, []stri
 }
 
 func (a imageCommands) completeImages(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+	ctx, cancel := context.WithTimeout(cmd.Context(), resource.CompletionTime)
 	defer cancel()
 	store, err := a.imageStore()
 	if err != nil {

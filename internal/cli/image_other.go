@@ -2,13 +2,15 @@
 
 package cli
 
-import "github.com/spf13/cobra"
+import (
+	"github.com/spf13/cobra"
 
-// localImages are the images of the node. A client has none.
-type localImages interface{}
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
+)
 
 // imageCommands are atoll image.
-type imageCommands struct{ *Env }
+type imageCommands struct{ *target.Env }
 
 func (a imageCommands) imageCmd() *cobra.Command {
 	return &cobra.Command{
@@ -16,9 +18,9 @@ func (a imageCommands) imageCmd() *cobra.Command {
 		Short: "What the files of sandboxes come from",
 		Long: `Images are managed on the machine of the daemon. A sandbox's image is fetched there
 when it is made.`,
-		GroupID: groupMachine,
+		GroupID: resource.GroupMachine,
 		RunE: func(*cobra.Command, []string) error {
-			return clientOnly("images are managed on the daemon's machine")
+			return target.ClientOnly("images are managed on the daemon's machine")
 		},
 	}
 }

@@ -8,23 +8,25 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // keyCommands are atoll key.
-type keyCommands struct{ *Env }
+type keyCommands struct{ *target.Env }
 
 func (a keyCommands) keyCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "key", Short: "Make, list and revoke API keys of the daemon", GroupID: groupDaemon,
+	return resource.Parent(&cobra.Command{
+		Use: "key", Short: "Make, list and revoke API keys of the daemon", GroupID: resource.GroupDaemon,
 		Example: `  atoll key ls`,
 	}, a.keyCreateCmd(), a.keyListCmd(), a.keyRevokeCmd())
 }
 
 func (a keyCommands) keyCreateCmd() *cobra.Command {
 	var n operator.NewKey
-	var expires durationFlag
+	var expires resource.DurationFlag
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "create [NAME]",
@@ -39,7 +41,7 @@ the daemon keeps only its hash.`,
 	cmd.Flags().StringVar(&n.Tenant, "tenant", "", "tenant of the key, which is created if it does not exist (default: your own)")
 	cmd.Flags().Var(&expires, "expires", "how long it is valid (default: no limit)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		n.Name, n.Expires = strings.Join(args, ""), time.Duration(expires)
 		k, err := c.Admin().CreateKey(ctx, n)
 		if err != nil {
@@ -71,7 +73,7 @@ func (a keyCommands) keyListCmd() *cobra.Command {
 		Use: "ls", Short: "List API keys", Args: cobra.NoArgs,
 		Example: `  atoll key ls`,
 	}
-	return daemonList(a.Env, cmd, "ID NAME ALLOWS STATE CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]operator.Key, error) {
+	return resource.DaemonList(a.Env, cmd, "ID NAME ALLOWS STATE CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]operator.Key, error) {
 		return c.Admin().Keys(ctx)
 	}, func(k operator.Key) []string {
 		return []string{k.ID, k.Name, keyAllows(k), keyState(k), term.Ago(k.Created)}
@@ -105,7 +107,7 @@ func (a keyCommands) keyRevokeCmd() *cobra.Command {
 		Use: "revoke ID...", Short: "Revoke API keys, effective at once", Args: cobra.MinimumNArgs(1),
 		Example: `  atoll key revoke $(atoll key create --json | sed -n 's/.*"id": "\(.*\)".*/\1/p')`,
 	}
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		for _, id := range args {
 			if err := c.Admin().RevokeKey(ctx, id); err != nil {
 				return err

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
@@ -75,7 +76,7 @@ func (a profileCommands) profileLearnCmd() *cobra.Command {
 	var allowed, asJSON bool
 	cmd := &cobra.Command{
 		Use: "learn SANDBOX", Short: "Write a profile that allows what a sandbox did and tried", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeSandbox,
+		ValidArgsFunction: resource.CompleteSandbox(a.Env),
 		Long: `Learn writes the smallest profile that allows everything a sandbox sent or tried to
 send: exact hosts and ports and, where the gateway saw requests, exact methods and
 paths. For a name that was not resolved it assumes port 443.
@@ -88,7 +89,7 @@ With --save it is stored and applied at once to the sandboxes that use it.`,
 	cmd.Flags().StringVar(&save, "save", "", "store it under this name")
 	cmd.Flags().BoolVar(&allowed, "allowed", false, "only allowed traffic")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		box, err := c.Get(ctx, args[0])
 		if err != nil {
 			return err

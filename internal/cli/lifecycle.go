@@ -9,6 +9,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
@@ -16,10 +18,10 @@ import (
 )
 
 // lifecycleCommands are atoll stop, start, pause, resume, update and fork.
-type lifecycleCommands struct{ *Env }
+type lifecycleCommands struct{ *target.Env }
 
 func (a lifecycleCommands) stopCmd() *cobra.Command {
-	grace := durationFlag(10 * time.Second)
+	grace := resource.DurationFlag(10 * time.Second)
 	cmd := &cobra.Command{
 		Use:   "stop [flags] SANDBOX...",
 		Short: "Stop sandboxes and keep their files if possible",
@@ -31,13 +33,13 @@ started again with atoll start. Otherwise, and without a daemon, the sandbox is
 removed, and stop says so.`,
 		Example: `  atoll stop demo
   atoll start demo`,
-		GroupID: groupBox,
-		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSandboxes,
+		GroupID: resource.GroupBox,
+		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	cmd.Flags().VarP(&grace, "time", "t", "how long commands may take to end")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		return a.each(args, func(name string) (string, error) {
-			b, err := a.find(ctx, name)
+			b, err := a.Find(ctx, name)
 			if err != nil {
 				return "", err
 			}
@@ -69,9 +71,9 @@ func (a lifecycleCommands) each(names []string, do func(name string) (string, er
 // daemon.
 func (a lifecycleCommands) changeCmd(cmd *cobra.Command, change func(context.Context, *atoll.Sandbox) (sandbox.Sandbox, error)) *cobra.Command {
 	var asJSON bool
-	cmd.GroupID, cmd.Args, cmd.ValidArgsFunction = groupBox, cobra.MinimumNArgs(1), a.completeSandboxes
+	cmd.GroupID, cmd.Args, cmd.ValidArgsFunction = resource.GroupBox, cobra.MinimumNArgs(1), resource.CompleteSandboxes(a.Env)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		var all []sandbox.Sandbox
 		for _, name := range args {
 			s, err := c.Get(ctx, name)
@@ -82,7 +84,7 @@ func (a lifecycleCommands) changeCmd(cmd *cobra.Command, change func(context.Con
 			if err != nil {
 				return err
 			}
-			a.noteReason(info)
+			target.NoteReason(a.Env, info)
 			all = append(all, info)
 		}
 		if asJSON {
@@ -96,13 +98,6 @@ func (a lifecycleCommands) changeCmd(cmd *cobra.Command, change func(context.Con
 		return nil
 	})
 	return cmd
-}
-
-// noteReason explains a sandbox's state, if necessary.
-func (a *Env) noteReason(info sandbox.Sandbox) {
-	if info.Reason != "" {
-		a.Say("note", info.Name+": "+info.Reason)
-	}
 }
 
 func (a lifecycleCommands) startCmd() *cobra.Command {
@@ -143,7 +138,7 @@ var changes = []string{"cpus", "memory", "disk", "pids", "label", "unlabel", "li
 
 func (a lifecycleCommands) updateCmd() *cobra.Command {
 	var cpus float64
-	var memory, disk sizeFlag
+	var memory, disk resource.SizeFlag
 	var pids int64
 	var labelList, unlabel, egress []string
 	var lifetime, idle string
@@ -201,7 +196,7 @@ func (a lifecycleCommands) updateCmd() *cobra.Command {
 		}
 		info, err = s.Update(ctx, c)
 		if err == nil && c.Resources != (sandbox.Resources{}) {
-			a.noteLimits(info.Limits)
+			noteLimits(a.Env, info.Limits)
 		}
 		return info, err
 	})
@@ -225,7 +220,7 @@ func span(cmd *cobra.Command, flag, text string) (*time.Duration, error) {
 	if !cmd.Flags().Changed(flag) {
 		return nil, nil
 	}
-	var d durationFlag
+	var d resource.DurationFlag
 	if text != "never" {
 		if err := d.Set(text); err != nil {
 			return nil, term.BadFlag(flag, "%v, nor never", err)
@@ -263,18 +258,18 @@ memory if the provider supports that. Each copy has its own name and id, and the
 original keeps running. Fork prints the names of the copies. It makes all or none.`,
 		Example: `  atoll fork demo
   atoll fork demo --count 3 --name-prefix try`,
-		GroupID: groupBox, Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
+		GroupID: resource.GroupBox, Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	flags := cmd.Flags()
 	flags.IntVarP(&opts.Count, "count", "n", 1, "how many copies, at most 100")
 	flags.StringVar(&opts.Prefix, "name-prefix", "", "name them PREFIX-1, PREFIX-2 and so on (default: their ids)")
 	flags.StringArrayVarP(&labelList, "label", "l", nil, "label them, besides the labels of the sandbox: KEY=VALUE")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		if opts.Count < 1 {
 			return term.BadFlag("count", "%d is not a positive number", opts.Count)
 		}
-		c, err := a.mustDaemon(ctx)
+		c, err := a.MustDaemon(ctx)
 		if err != nil {
 			return err
 		}
@@ -290,7 +285,7 @@ original keeps running. Fork prints the names of the copies. It makes all or non
 			return err
 		}
 		for _, made := range copies {
-			a.noteReason(made.Info())
+			target.NoteReason(a.Env, made.Info())
 		}
 		if asJSON {
 			infos := make([]sandbox.Sandbox, len(copies))

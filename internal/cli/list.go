@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,12 +11,14 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // listCommands are atoll ls, inspect, top and rm.
-type listCommands struct{ *Env }
+type listCommands struct{ *target.Env }
 
 func (a listCommands) lsCmd() *cobra.Command {
 	var asJSON, quiet, watch, allTenants bool
@@ -35,7 +36,7 @@ running ones.`,
   atoll ls --filter state=running
   atoll ls --format '{{.Name}} {{.State}}'
   atoll ls --json`,
-		GroupID: groupBox,
+		GroupID: resource.GroupBox,
 		Args:    cobra.NoArgs,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
@@ -45,21 +46,21 @@ running ones.`,
 	cmd.Flags().BoolP("all", "a", false, "no effect: ls always shows stopped ones too")
 	cmd.Flags().StringVar(&format, "format", "", term.FormatHelp)
 	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "refresh the list every second, until interrupted")
-	allTenantsFlag(cmd.Flags(), &allTenants)
+	target.AllTenantsFlag(cmd.Flags(), &allTenants)
 	cmd.MarkFlagsMutuallyExclusive("json", "quiet", "format", "watch")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		only, err := parseFilters(filter)
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, _ []string) error {
+		only, err := resource.ParseFilters(filter)
 		if err != nil {
 			return err
 		}
-		t, err := a.targetOf(ctx, allTenants)
+		t, err := a.TargetOf(ctx, allTenants)
 		if err != nil {
 			return err
 		}
-		t.tidy(ctx)
+		t.Tidy(ctx)
 		list := func(ctx context.Context) ([]sandbox.Sandbox, error) {
 			all, err := t.List(ctx)
-			return slices.DeleteFunc(all, func(s sandbox.Sandbox) bool { return !hasLabels(s.Labels, wanted) || !only.match(s) }), err
+			return slices.DeleteFunc(all, func(s sandbox.Sandbox) bool { return !resource.HasLabels(s.Labels, wanted) || !only.Match(s) }), err
 		}
 		if watch {
 			return a.Watch(ctx, time.Second, func(ctx context.Context) (string, error) {
@@ -125,16 +126,6 @@ func ends(s *sandbox.Sandbox) string {
 	return term.OrDash(strings.Join(when, " or "))
 }
 
-func hasLabels(have map[string]string, wanted []string) bool {
-	for _, w := range wanted {
-		key, value, exact := strings.Cut(w, "=")
-		if got, ok := have[key]; !ok || exact && got != value {
-			return false
-		}
-	}
-	return true
-}
-
 func (a listCommands) rmCmd() *cobra.Command {
 	var force, all, allTenants bool
 	cmd := &cobra.Command{
@@ -146,20 +137,20 @@ is no failure.`,
 		Example: `  atoll rm --force demo
   atoll rm --force --all
   atoll rm --force --all --all-tenants`,
-		GroupID:           groupBox,
-		ValidArgsFunction: a.completeSandboxes,
+		GroupID:           resource.GroupBox,
+		ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "remove it even if a command runs in it")
 	cmd.Flags().BoolVar(&all, "all", false, "remove all there are")
-	allTenantsFlag(cmd.Flags(), &allTenants)
+	target.AllTenantsFlag(cmd.Flags(), &allTenants)
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if (len(args) == 0) == !all {
 			return &term.UsageError{Message: "name the sandboxes to remove, or give --all", Hint: "see what exists with: atoll ls"}
 		}
 		return nil
 	}
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		t, err := a.targetOf(ctx, allTenants)
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
+		t, err := a.TargetOf(ctx, allTenants)
 		if err != nil {
 			return err
 		}
@@ -192,7 +183,7 @@ const removesAtOnce = 8
 
 // removeAll removes several objects at a time, and reports each failure, in the
 // order of the names.
-func (a listCommands) removeAll(ctx context.Context, t target, names []string, force bool) error {
+func (a listCommands) removeAll(ctx context.Context, t target.Sandboxes, names []string, force bool) error {
 	type outcome struct {
 		shown string
 		err   error
@@ -219,7 +210,7 @@ func (a listCommands) removeAll(ctx context.Context, t target, names []string, f
 		switch o := outcomes[i]; {
 		case o.err != nil && ctx.Err() != nil:
 			return o.err
-		case o.err != nil && force && missing(o.err):
+		case o.err != nil && force && target.Missing(o.err):
 			a.Say("note", term.OneLine(names[i], 80)+": no such sandbox")
 		case o.err != nil:
 			failed = true
@@ -237,7 +228,7 @@ func (a listCommands) removeAll(ctx context.Context, t target, names []string, f
 }
 
 // remove removes an object and returns its name.
-func remove(ctx context.Context, t target, name string, force bool) (string, error) {
+func remove(ctx context.Context, t target.Sandboxes, name string, force bool) (string, error) {
 	box, err := t.Find(ctx, name)
 	if err != nil {
 		return "", err
@@ -250,13 +241,9 @@ func remove(ctx context.Context, t target, name string, force bool) (string, err
 	return box.Name(), box.Destroy(ctx)
 }
 
-func missing(err error) bool {
-	return errors.Is(err, &sandbox.Error{Code: sandbox.CodeNotFound}) || errors.Is(err, &sandbox.Error{Code: sandbox.CodeGone})
-}
-
 // idle reports whether no command runs in a sandbox. One that cannot be asked
 // has nothing that could be lost.
-func idle(ctx context.Context, box box) error {
+func idle(ctx context.Context, box target.Sandbox) error {
 	all, err := box.Processes(ctx)
 	if err != nil {
 		return ctx.Err()

@@ -14,6 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
@@ -94,25 +96,25 @@ func (s MachineStatus) MarshalJSON() ([]byte, error) {
 
 // machineCommands are atoll machine.
 type machineCommands struct {
-	*Env
+	*target.Env
 	machine MachineProgram // nil in a client
 	self    string         // path of the program that the user called; empty: this one
 }
 
 func (a machineCommands) machineCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "machine", Short: "Use your own machine from a daemon elsewhere", GroupID: groupDaemon,
+	return resource.Parent(&cobra.Command{
+		Use: "machine", Short: "Use your own machine from a daemon elsewhere", GroupID: resource.GroupDaemon,
 		Example: `  atoll machine ls`,
 	}, a.joinCmd(), a.statusCmd(), a.pauseCmd(), a.resumeCmd(), a.leaveCmd(), a.updatesCmd(), a.screenCmd(), a.serviceCmd(),
 		a.listCmd(), a.inspectCmd(), a.approveCmd(), a.inviteCmd(), a.revokeCmd())
 }
 
 // dir is the directory of the machine's files.
-func (a machineCommands) dir() string { return filepath.Join(filepath.Dir(a.socket()), "machine") }
+func (a machineCommands) dir() string { return filepath.Join(filepath.Dir(a.Socket()), "machine") }
 
 func (a machineCommands) program() (MachineProgram, error) {
 	if a.machine == nil {
-		return nil, a.inEngine("this machine cannot be used by a daemon")
+		return nil, a.InEngine("this machine cannot be used by a daemon")
 	}
 	return a.machine, nil
 }
@@ -256,7 +258,7 @@ func (a machineCommands) own(cmd *cobra.Command, act func(p MachineProgram) (Mac
 	var asJSON bool
 	cmd.Args = cobra.NoArgs
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(context.Context, []string) error {
+	cmd.RunE = resource.Interruptible(func(context.Context, []string) error {
 		p, err := a.program()
 		if err != nil {
 			return err
@@ -307,7 +309,7 @@ func (a machineCommands) leaveCmd() *cobra.Command {
 		Use: "leave", Short: "End the enrolment of this machine, with its sandboxes and commands", Args: cobra.NoArgs,
 		Example: `  atoll machine leave`,
 	}
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, _ []string) error {
 		p, err := a.program()
 		if err != nil {
 			return err
@@ -376,7 +378,7 @@ func (a machineCommands) consentCmd(c consent) *cobra.Command {
 		return p.Consent(a.dir(), c.to, text)
 	})
 	on.Flags().BoolVarP(&yes, "yes", "y", false, "agree without a question")
-	return parent(c.noun, on, a.own(c.off, func(p MachineProgram) (MachineStatus, error) { return p.Consent(a.dir(), c.to, "") }))
+	return resource.Parent(c.noun, on, a.own(c.off, func(p MachineProgram) (MachineStatus, error) { return p.Consent(a.dir(), c.to, "") }))
 }
 
 // agree shows the text of the consent, and asks.
@@ -402,7 +404,7 @@ func (a machineCommands) serviceCmd() *cobra.Command {
 machine join for the enrolment of this machine. It starts nothing.`,
 		Example: `  atoll machine service install`,
 	}
-	install.RunE = interruptible(func(context.Context, []string) error {
+	install.RunE = resource.Interruptible(func(context.Context, []string) error {
 		p, err := a.program()
 		if err != nil {
 			return err
@@ -424,13 +426,13 @@ machine join for the enrolment of this machine. It starts nothing.`,
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			return err
 		}
-		if err := os.WriteFile(path, []byte(machineUnit(program, filepath.Dir(a.socket()))), 0o600); err != nil {
+		if err := os.WriteFile(path, []byte(machineUnit(program, filepath.Dir(a.Socket()))), 0o600); err != nil {
 			return err
 		}
 		a.Notef("Start it now and after every login with: systemctl --user enable --now atoll-machine\nFor a machine without a login: loginctl enable-linger\n")
 		return a.Println(path)
 	})
-	return parent(&cobra.Command{Use: "service", Short: "Serve the daemon in the background", Example: `  atoll machine service install`}, install)
+	return resource.Parent(&cobra.Command{Use: "service", Short: "Serve the daemon in the background", Example: `  atoll machine service install`}, install)
 }
 
 // machineUnit is a systemd unit. Its program ends gracefully, and is started
@@ -461,8 +463,8 @@ func (a machineCommands) listCmd() *cobra.Command {
 		Use: "ls", Short: "List the machines that this daemon may use", Args: cobra.NoArgs, Example: `  atoll machine ls`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		c, err := a.mustDaemon(ctx)
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, _ []string) error {
+		c, err := a.MustDaemon(ctx)
 		if err != nil {
 			return err
 		}
@@ -490,8 +492,8 @@ func (a machineCommands) inspectCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "inspect MACHINE", Short: "Describe a machine as JSON", Args: cobra.ExactArgs(1), Example: `  atoll machine inspect laptop`,
 	}
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.MustDaemon(ctx)
 		if err != nil {
 			return err
 		}
@@ -518,8 +520,8 @@ You must agree to the mode whole-machine with --whole-machine. If you leave out
 	cmd.Flags().BoolVar(&whole, "whole-machine", false, "agree that agents run commands with all rights of the machine's owner")
 	cmd.Flags().BoolVar(&screen, "screen", false, "take the screen that the machine offers")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.MustDaemon(ctx)
 		if err != nil {
 			return err
 		}
@@ -568,8 +570,8 @@ hour, with: atoll machine join --token-file FILE URL`,
 	cmd.Flags().BoolVar(&whole, "whole-machine", false, "allow commands with all rights of the machine's owner, too")
 	cmd.Flags().BoolVar(&screen, "screen", false, "allow the screen of a whole machine, too")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.MustDaemon(ctx)
 		if err != nil {
 			return err
 		}
@@ -591,8 +593,8 @@ func (a machineCommands) revokeCmd() *cobra.Command {
 		Use: "revoke MACHINE...", Short: "Revoke machines, and close their connections", Args: cobra.MinimumNArgs(1),
 		Example: `  atoll machine revoke laptop`,
 	}
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.MustDaemon(ctx)
 		if err != nil {
 			return err
 		}

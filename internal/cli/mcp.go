@@ -11,12 +11,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/mcpserver"
 )
 
 // mcpCommands are atoll mcp.
-type mcpCommands struct{ *Env }
+type mcpCommands struct{ *target.Env }
 
 func (a mcpCommands) mcpCmd() *cobra.Command {
 	var listen, cert, key string
@@ -33,7 +35,7 @@ number of clients over HTTP. Each must send an API key of its own as a bearer to
 which decides what it may do; see: atoll key create.`,
 		Example: `  atoll mcp
   atoll mcp --listen 127.0.0.1:7071 --plain`,
-		GroupID: groupDaemon,
+		GroupID: resource.GroupDaemon,
 		Args:    cobra.NoArgs,
 	}
 	flags := cmd.Flags()
@@ -42,7 +44,7 @@ which decides what it may do; see: atoll key create.`,
 	flags.StringVar(&key, "tls-key", "", "file with its private key, in PEM")
 	flags.BoolVar(&plain, "plain", false, "serve a loopback address without TLS")
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, _ []string) error {
 		var l net.Listener
 		if listen != "" {
 			var err error
@@ -53,7 +55,7 @@ which decides what it may do; see: atoll key create.`,
 		} else if cert != "" || plain {
 			return term.BadFlag("listen", "is missing")
 		}
-		c, err := a.mustDaemon(ctx)
+		c, err := a.MustDaemon(ctx)
 		if err != nil {
 			return err
 		}

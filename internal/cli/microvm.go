@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/cli/resource"
 	"github.com/atoll-run/atoll/internal/cli/term"
 )
 
@@ -15,7 +16,7 @@ func (a providerCommands) microvmCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "microvm", Example: "  atoll microvm setup",
 		Short:   "Prepare this machine for sandboxes that are virtual machines",
-		GroupID: groupMachine,
+		GroupID: resource.GroupMachine,
 	}
 	var kernel string
 	setup := &cobra.Command{
@@ -31,8 +32,8 @@ and says what it does. QEMU must be installed.`,
 		Args: cobra.NoArgs,
 	}
 	setup.Flags().StringVar(&kernel, "kernel", "", "`path` of a kernel, or of a directory with boot and lib/modules")
-	setup.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		system, err := a.node()
+	setup.RunE = resource.Interruptible(func(ctx context.Context, _ []string) error {
+		system, err := a.Node()
 		if err != nil {
 			return err
 		}

@@ -9,16 +9,18 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // nodeCommands are atoll node.
-type nodeCommands struct{ *Env }
+type nodeCommands struct{ *target.Env }
 
 func (a nodeCommands) nodeCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "node", Short: "Make sandboxes on several machines", GroupID: groupDaemon,
+	return resource.Parent(&cobra.Command{
+		Use: "node", Short: "Make sandboxes on several machines", GroupID: resource.GroupDaemon,
 		Long: `Node manages the daemons on which this daemon makes sandboxes, which are named with:
 atoll up --node. A sandbox without a provider gets the node that suits it best.`,
 		Example: `  atoll node ls`,
@@ -27,7 +29,7 @@ atoll up --node. A sandbox without a provider gets the node that suits it best.`
 
 // complete offers the names of nodes.
 func (a nodeCommands) complete(cmd *cobra.Command, args []string, _ string) (names []string, _ cobra.ShellCompDirective) {
-	if c, err := a.mustDaemon(cmd.Context()); err == nil && len(args) == 0 {
+	if c, err := a.MustDaemon(cmd.Context()); err == nil && len(args) == 0 {
 		all, _ := c.Admin().Nodes(cmd.Context())
 		for _, n := range all {
 			names = append(names, n.Name)
@@ -40,7 +42,7 @@ func (a nodeCommands) listCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "ls", Short: "List the nodes", Args: cobra.NoArgs, Example: `  atoll node ls`,
 	}
-	return daemonList(a.Env, cmd, "NAME URL STATE SANDBOXES FREE IMAGES PROVIDER", func(ctx context.Context, c *atoll.Client, _ []string) ([]operator.Node, error) {
+	return resource.DaemonList(a.Env, cmd, "NAME URL STATE SANDBOXES FREE IMAGES PROVIDER", func(ctx context.Context, c *atoll.Client, _ []string) ([]operator.Node, error) {
 		return c.Admin().Nodes(ctx)
 	}, func(n operator.Node) []string {
 		free, images := "", ""
@@ -54,7 +56,7 @@ func (a nodeCommands) listCmd() *cobra.Command {
 // one makes a command for a node.
 func (a nodeCommands) one(cmd *cobra.Command, act func(ctx context.Context, c *atoll.Client, name string) error) *cobra.Command {
 	cmd.Args, cmd.ValidArgsFunction = cobra.ExactArgs(1), a.complete
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		return act(ctx, c, args[0])
 	})
 	return cmd

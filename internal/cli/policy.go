@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
@@ -21,11 +23,11 @@ import (
 )
 
 // policyCommands are atoll policy.
-type policyCommands struct{ *Env }
+type policyCommands struct{ *target.Env }
 
 func (a policyCommands) policyCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "policy", Short: "Say what sandboxes may be", GroupID: groupDaemon,
+	return resource.Parent(&cobra.Command{
+		Use: "policy", Short: "Say what sandboxes may be", GroupID: resource.GroupDaemon,
 		Long: `Policies limit the sandboxes of a tenant: resources, lifetime, images, mounts,
 secrets, and the hosts they may reach. Policies are files that you keep under
 version control; tell the daemon where they are with: atoll up --policy DIR.
@@ -50,7 +52,7 @@ func (a policyCommands) policyValidateCmd() *cobra.Command {
 and says in which line something is wrong. It needs no daemon.`,
 		Example: `  atoll policy validate policies.yaml`,
 	}
-	cmd.RunE = interruptible(func(_ context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(_ context.Context, args []string) error {
 		b, err := policyset.Open(args[0])
 		if err != nil {
 			return err
@@ -70,7 +72,7 @@ and compares the results with the expected ones. It needs no daemon. The exit co
 		Example: `  atoll policy test policies.yaml`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(_ context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(_ context.Context, args []string) error {
 		b, err := policyset.Open(args[0])
 		if err != nil {
 			return err
@@ -114,7 +116,7 @@ files could not be used.`,
 		Example: `  atoll policy show`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, _ []string) error {
 		p, err := c.Admin().Policies(ctx)
 		return a.wrotePolicies(p, err, asJSON)
 	})
@@ -131,7 +133,7 @@ stay in force. Connections that are no longer allowed are cut immediately.`,
 		Example: `  atoll policy reload`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, _ []string) error {
 		p, err := c.Admin().ReloadPolicies(ctx)
 		return a.wrotePolicies(p, err, asJSON)
 	})
@@ -201,7 +203,7 @@ from there and needs no daemon. The exit code is 0 if the sandbox is allowed, el
 			return term.BadFlag("tenant", "needs --policy: the daemon answers for your own tenant")
 		}
 		how.detach = true
-		req, err := a.request(cmd, &boxed, &how, nil)
+		req, err := request(a.Env, cmd, &boxed, &how, nil)
 		if err != nil {
 			return err
 		}
@@ -225,7 +227,7 @@ from there and needs no daemon. The exit code is 0 if the sandbox is allowed, el
 // explainPolicies asks the daemon, or policies in files.
 func (a policyCommands) explainPolicies(ctx context.Context, file, tenant string, req *engine.RunRequest) (out operator.PolicyAnswer, err error) {
 	if file == "" {
-		c, err := a.mustDaemon(ctx)
+		c, err := a.MustDaemon(ctx)
 		if err != nil {
 			return out, err
 		}

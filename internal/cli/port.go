@@ -12,16 +12,18 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // portCommands are atoll port.
-type portCommands struct{ *Env }
+type portCommands struct{ *target.Env }
 
 func (a portCommands) portCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "port", Short: "Reach ports inside sandboxes", GroupID: groupBox,
+	return resource.Parent(&cobra.Command{
+		Use: "port", Short: "Reach ports inside sandboxes", GroupID: resource.GroupBox,
 		Example: `  atoll port forward demo 8000
   atoll port ls`,
 	}, a.portForwardCmd(), a.portLsCmd(), a.portOpenCmd(), a.portPreviewCmd(), a.portRmCmd(), a.portTokenCmd(), a.portURLCmd())
@@ -46,12 +48,12 @@ is there, as it does for the ports of atoll run --publish. See also: atoll port 
 		Example: `  atoll port forward demo 8000
   atoll port forward demo 0:8000 5433:5432
   atoll port forward -d demo 8080:80`,
-		Args: cobra.MinimumNArgs(2), ValidArgsFunction: a.completeSandboxes,
+		Args: cobra.MinimumNArgs(2), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	cmd.Flags().StringVar(&address, "address", "127.0.0.1", "the address of this machine to listen on")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON, an object per port")
 	cmd.Flags().BoolVarP(&detach, "detach", "d", false, "have the daemon listen, and return")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		pairs, err := parseForwards(args[1:])
 		switch {
 		case err != nil:
@@ -61,7 +63,7 @@ is there, as it does for the ports of atoll run --publish. See also: atoll port 
 		case detach:
 			return a.publish(ctx, args[0], address, pairs)
 		}
-		b, err := a.find(ctx, args[0])
+		b, err := a.Find(ctx, args[0])
 		if err != nil {
 			return err
 		}
@@ -108,7 +110,7 @@ func parsePort(text string) (uint16, error) {
 }
 
 func (a portCommands) portTokenCmd() *cobra.Command {
-	var expires durationFlag
+	var expires resource.DurationFlag
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "token SANDBOX [PORT...]",
@@ -117,11 +119,11 @@ func (a portCommands) portTokenCmd() *cobra.Command {
 header Atoll-Token reaches the named ports, or all ports, and nothing else. The token
 ends when it expires, when the sandbox is removed, or when the key that made it ends.`,
 		Example: `  atoll port token --expires 1h demo 8000`,
-		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSandboxes,
+		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	cmd.Flags().Var(&expires, "expires", "how long it is valid (default 24h)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		opts := atoll.PortTokenOptions{Expires: time.Duration(expires)}
 		for _, arg := range args[1:] {
 			port, err := parsePort(arg)
@@ -130,7 +132,7 @@ ends when it expires, when the sandbox is removed, or when the key that made it 
 			}
 			opts.Ports = append(opts.Ports, port)
 		}
-		s, err := a.daemonSandbox(ctx, args[0])
+		s, err := a.DaemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
@@ -148,7 +150,7 @@ ends when it expires, when the sandbox is removed, or when the key that made it 
 
 func (a portCommands) portOpenCmd() *cobra.Command {
 	var stay, asJSON bool
-	var expires durationFlag
+	var expires resource.DurationFlag
 	cmd := &cobra.Command{
 		Use:   "open SANDBOX PORT",
 		Short: "Open an HTTP server of a sandbox in the browser",
@@ -158,17 +160,17 @@ Nothing is published, and the page has a host name of its own, so it cannot act 
 sandboxes or on the daemon.`,
 		Example: `  atoll port open demo 8000
   atoll port open --no-browser --expires 1h demo 8000`,
-		Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeSandboxes,
+		Args: cobra.ExactArgs(2), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	cmd.Flags().BoolVar(&stay, "no-browser", false, "only print the link")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the link as JSON")
 	cmd.Flags().Var(&expires, "expires", "how long the browser may use the port (default 24h)")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		port, err := parsePort(args[1])
 		if err != nil {
 			return err
 		}
-		s, err := a.daemonSandbox(ctx, args[0])
+		s, err := a.DaemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
@@ -195,7 +197,7 @@ func (a portCommands) portBase(ctx context.Context, s *atoll.Sandbox, port uint1
 	if address, err := s.PortURL(port); err == nil {
 		return strings.TrimSuffix(address, "/"), nil
 	}
-	c, err := a.mustDaemon(ctx)
+	c, err := a.MustDaemon(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -231,14 +233,14 @@ func (a portCommands) portURLCmd() *cobra.Command {
 		Long: `Url writes the address at which the daemon serves an HTTP server of the sandbox to
 clients that send a token (see atoll port token). You must use the daemon over TCP.`,
 		Example: `  ATOLL_HOST=http://127.0.0.1:7070 atoll port url demo 8000`,
-		Args:    cobra.ExactArgs(2), ValidArgsFunction: a.completeSandboxes,
+		Args:    cobra.ExactArgs(2), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		port, err := parsePort(args[1])
 		if err != nil {
 			return err
 		}
-		s, err := a.daemonSandbox(ctx, args[0])
+		s, err := a.DaemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
@@ -249,20 +251,4 @@ clients that send a token (see atoll port token). You must use the daemon over T
 		return a.Println(url)
 	})
 	return cmd
-}
-
-// daemonSandbox returns a sandbox of the daemon, or that of a session.
-func (a *Env) daemonSandbox(ctx context.Context, name string) (*atoll.Sandbox, error) {
-	c, err := a.mustDaemon(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if a.sessions {
-		s, err := c.Sessions().Get(ctx, name)
-		if err != nil {
-			return nil, err
-		}
-		return s.Sandbox, nil
-	}
-	return c.Get(ctx, name)
 }

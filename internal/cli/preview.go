@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/resource"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -27,14 +28,14 @@ kind of ports "preview-url". For any other provider, see: atoll port url.`,
 		Example: `  atoll port preview demo 8000
   atoll port preview demo
   atoll port preview --rm demo 8000`,
-		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeSandboxes,
+		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	cmd.Flags().BoolVar(&public, "public", false, "make it public: no token is needed")
 	cmd.Flags().BoolVar(&remove, "rm", false, "have the provider show the port no longer")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.MarkFlagsMutuallyExclusive("public", "rm")
 	cmd.MarkFlagsMutuallyExclusive("json", "rm")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		var port uint16
 		var err error
 		switch {
@@ -45,7 +46,7 @@ kind of ports "preview-url". For any other provider, see: atoll port url.`,
 		case public || remove:
 			return &term.UsageError{Message: "--public and --rm need a port", Hint: "atoll port preview " + args[0] + " 8000"}
 		}
-		s, err := a.daemonSandbox(ctx, args[0])
+		s, err := a.DaemonSandbox(ctx, args[0])
 		switch {
 		case err != nil:
 			return err

@@ -14,6 +14,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
@@ -22,11 +24,11 @@ import (
 )
 
 // profileCommands are atoll profile and atoll egress.
-type profileCommands struct{ *Env }
+type profileCommands struct{ *target.Env }
 
 func (a profileCommands) profileCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "profile", Short: "Say what sandboxes may reach on the network", GroupID: groupDaemon,
+	return resource.Parent(&cobra.Command{
+		Use: "profile", Short: "Say what sandboxes may reach on the network", GroupID: resource.GroupDaemon,
 		Long: `A profile is a list of rules about hosts, paths and methods. The first rule that
 matches decides; if none matches, the default (deny) applies. Profiles are YAML or
 JSON; see docs/reference/profiles.md for every field:
@@ -136,12 +138,12 @@ func (a profileCommands) profileWriteCmd(name, short, more string, write func(co
 		cmd.Flags().Int64Var(&version, "if-version", 0, "only if the profile is at this version")
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		p, err := a.namedProfile(file, args)
 		if err != nil {
 			return err
 		}
-		c, err := a.mustDaemon(ctx)
+		c, err := a.MustDaemon(ctx)
 		if err != nil {
 			return err
 		}
@@ -159,7 +161,7 @@ func (a profileCommands) profileWriteCmd(name, short, more string, write func(co
 
 func (a profileCommands) profileListCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "ls", Short: "List profiles", Args: cobra.NoArgs, Example: `  atoll profile ls`}
-	return daemonList(a.Env, cmd, "NAME VERSION DEFAULT RULES SANDBOXES UPDATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.StoredProfile, error) {
+	return resource.DaemonList(a.Env, cmd, "NAME VERSION DEFAULT RULES SANDBOXES UPDATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.StoredProfile, error) {
 		return c.Profiles(ctx)
 	}, func(p durable.StoredProfile) []string {
 		return []string{p.Name, strconv.FormatInt(p.Version, 10), defaultOf(p.Profile), strconv.Itoa(len(p.Profile.Rules)), strconv.Itoa(p.Uses), term.Ago(p.Updated)}
@@ -186,7 +188,7 @@ func (a profileCommands) profileShowCmd() *cobra.Command {
 	}
 	cmd.Flags().Int64Var(&version, "version", 0, "as it was at this version")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON, with its version and times")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		p, err := c.Profile(ctx, args[0], version)
 		if err != nil {
 			return err
@@ -257,7 +259,7 @@ HTTP. The exit code is 0 if the request would be let through, else 1.`,
 	}
 	cmd.Flags().StringVarP(&file, "file", "f", "", "test the profile in this file, - for standard input")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		e, err := a.testProfile(ctx, file, args)
 		if err != nil {
 			return err
@@ -291,7 +293,7 @@ func (a profileCommands) testProfile(ctx context.Context, file string, args []st
 		method = rest[0]
 	}
 	if file == "" {
-		c, err := a.mustDaemon(ctx)
+		c, err := a.MustDaemon(ctx)
 		if err != nil {
 			return e, err
 		}
@@ -345,7 +347,7 @@ func (a profileCommands) profileRemoveCmd() *cobra.Command {
 		ValidArgsFunction: a.completeProfile,
 		Example:           `  atoll profile rm docs`,
 	}
-	return a.daemonRemove(cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
+	return resource.DaemonRemove(a.Env, cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
 		return c.RemoveProfile(ctx, name)
 	})
 }

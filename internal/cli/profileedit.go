@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
 )
@@ -29,7 +30,7 @@ your text cannot be stored, edit keeps it in a file and prints its name.`,
 		Example: `  atoll profile edit docs
   EDITOR="sed -i s/GET/HEAD/" atoll profile edit docs`,
 	}
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		old, err := c.Profile(ctx, args[0], 0)
 		if err != nil {
 			return err
@@ -114,9 +115,9 @@ func (a profileCommands) completeProfile(cmd *cobra.Command, args []string, _ st
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+	ctx, cancel := context.WithTimeout(cmd.Context(), resource.CompletionTime)
 	defer cancel()
-	c, err := a.mustDaemon(ctx)
+	c, err := a.MustDaemon(ctx)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

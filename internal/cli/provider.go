@@ -12,40 +12,42 @@ import (
 
 	"github.com/atoll-run/atoll/catalog"
 	"github.com/atoll-run/atoll/driver/drivertest"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // providerCommands are atoll provider and atoll doctor.
-type providerCommands struct{ *Env }
+type providerCommands struct{ *target.Env }
 
 func (a providerCommands) providerCmd() *cobra.Command {
-	return parent(&cobra.Command{
+	return resource.Parent(&cobra.Command{
 		Use:     "provider",
 		Short:   "List and check providers",
 		Example: `  atoll provider ls`,
-		GroupID: groupMachine,
+		GroupID: resource.GroupMachine,
 	}, a.providerLsCmd(), a.providerShowCmd(), a.providerChooseCmd(), a.providerCheckCmd())
 }
 
 // describeProviders describes the providers of the daemon that is used, else of
 // this program.
 func (a providerCommands) describeProviders(ctx context.Context) ([]catalog.Provider, error) {
-	c, err := a.daemon(ctx)
+	c, err := a.Daemon(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if c != nil {
 		return c.Providers(ctx)
 	}
-	system, err := a.node()
+	system, err := a.Node()
 	if err != nil {
 		return nil, err
 	}
 	var all []catalog.Provider
 	for _, info := range a.Providers {
-		p := catalog.Provider{Name: info.Name, Summary: info.Summary, Warning: info.Warning, Default: info.Name == a.chosenProvider()}
+		p := catalog.Provider{Name: info.Name, Summary: info.Summary, Warning: info.Warning, Default: info.Name == a.ChosenProvider()}
 		c, err := system.Engine(ctx, info.Name, false)
 		if err == nil {
 			err = c.Describe(ctx, &p)
@@ -68,7 +70,7 @@ func (a providerCommands) providerLsCmd() *cobra.Command {
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, _ []string) error {
 		all, err := a.describeProviders(ctx)
 		if err != nil {
 			return err
@@ -114,12 +116,12 @@ at most, gives each a lifetime of an hour at most, and removes in the end what i
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
-			return a.completeProviders(cmd, args, prefix)
+			return resource.CompleteProviders(a.Env)(cmd, args, prefix)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		d, said, err := a.namedDaemon()
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
+		d, said, err := a.NamedDaemon()
 		if err != nil {
 			return err
 		}
@@ -129,11 +131,11 @@ at most, gives each a lifetime of an hour at most, and removes in the end what i
 				Hint: "run it where the daemon is, without " + said,
 			}
 		}
-		system, err := a.node()
+		system, err := a.Node()
 		if err != nil {
 			return err
 		}
-		name := a.chosenProvider()
+		name := a.ChosenProvider()
 		if len(args) > 0 {
 			name = args[0]
 		}
@@ -209,13 +211,13 @@ checked. The exit code is 1 if the default provider cannot make sandboxes, or if
 of the daemon failed.`,
 		Example: `  atoll doctor
   atoll doctor --json`,
-		GroupID: groupMachine,
+		GroupID: resource.GroupMachine,
 		Args:    cobra.NoArgs,
 	}
 	cmd.Flags().BoolVar(&showAll, "all", false, "also providers that are not configured")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
-		if there, _, err := a.namedDaemon(); err != nil {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, _ []string) error {
+		if there, _, err := a.NamedDaemon(); err != nil {
 			return err
 		} else if there.Host != "" { // this machine is only its client
 			d, err := a.diagnoseDaemon(ctx)
@@ -224,7 +226,7 @@ of the daemon failed.`,
 			}
 			return a.showDiagnoses(nil, d, asJSON)
 		}
-		system, err := a.node()
+		system, err := a.Node()
 		if err != nil {
 			return err
 		}

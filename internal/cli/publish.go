@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -48,7 +50,7 @@ func parsePublish(text string) (p sandbox.PublishedPort, err error) {
 }
 
 // noteOpen warns of published ports that others than users of the machine reach.
-func (a *Env) noteOpen(all []sandbox.PublishedPort) {
+func noteOpen(a *target.Env, all []sandbox.PublishedPort) {
 	for _, p := range all {
 		if ip := net.ParseIP(p.Address); p.Address != "" && !ip.IsLoopback() {
 			a.Say("warning", "everyone who can reach "+p.Listen()+" can reach the sandbox")
@@ -57,8 +59,8 @@ func (a *Env) noteOpen(all []sandbox.PublishedPort) {
 }
 
 // noteChosen says which ports the daemon chose.
-func (a *Env) noteChosen(asked []sandbox.PublishedPort, made box) {
-	r, ok := made.(remoteBox)
+func noteChosen(a *target.Env, asked []sandbox.PublishedPort, made target.Sandbox) {
+	r, ok := made.(target.RemoteSandbox)
 	if !ok || !slices.ContainsFunc(asked, func(p sandbox.PublishedPort) bool { return p.HostPort == 0 }) {
 		return
 	}
@@ -69,7 +71,7 @@ func (a *Env) noteChosen(asked []sandbox.PublishedPort, made box) {
 
 // publish has the daemon forward ports in the background.
 func (a portCommands) publish(ctx context.Context, ref, address string, pairs []forwardPair) error {
-	s, err := a.daemonSandbox(ctx, ref)
+	s, err := a.DaemonSandbox(ctx, ref)
 	if err != nil {
 		return err
 	}
@@ -78,7 +80,7 @@ func (a portCommands) publish(ctx context.Context, ref, address string, pairs []
 		if err != nil {
 			return err
 		}
-		a.noteOpen([]sandbox.PublishedPort{p})
+		noteOpen(a.Env, []sandbox.PublishedPort{p})
 		if err := a.Printf("%s -> %s:%d\n", p.Listen(), s.Name(), p.Port); err != nil {
 			return err
 		}
@@ -94,9 +96,9 @@ func (a portCommands) portLsCmd() *cobra.Command {
 atoll run -p, atoll create -p and atoll port forward --detach.`,
 		Example: `  atoll port ls
   atoll port ls demo --json`,
-		Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeSandbox,
+		Args: cobra.MaximumNArgs(1), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
-	return daemonList(a.Env, cmd, "SANDBOX PORT PUBLISHED STATE", func(ctx context.Context, c *atoll.Client, args []string) ([]sandbox.Publication, error) {
+	return resource.DaemonList(a.Env, cmd, "SANDBOX PORT PUBLISHED STATE", func(ctx context.Context, c *atoll.Client, args []string) ([]sandbox.Publication, error) {
 		all, err := c.PublishedPorts(ctx)
 		if err != nil || len(args) == 0 {
 			return all, err
@@ -121,9 +123,9 @@ func (a portCommands) portRmCmd() *cobra.Command {
 		Short:   "Stop publishing ports",
 		Long:    `Rm has the daemon stop listening on ports of its machine for a sandbox. Connections that are open end.`,
 		Example: `  atoll port rm demo 8080`,
-		Args:    cobra.MinimumNArgs(2), ValidArgsFunction: a.completeSandbox,
-		RunE: interruptible(func(ctx context.Context, args []string) error {
-			s, err := a.daemonSandbox(ctx, args[0])
+		Args:    cobra.MinimumNArgs(2), ValidArgsFunction: resource.CompleteSandbox(a.Env),
+		RunE: resource.Interruptible(func(ctx context.Context, args []string) error {
+			s, err := a.DaemonSandbox(ctx, args[0])
 			if err != nil {
 				return err
 			}

@@ -10,17 +10,19 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // recordCommands are atoll record.
-type recordCommands struct{ *Env }
+type recordCommands struct{ *target.Env }
 
 func (a recordCommands) recordCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "record", Short: "Record terminals and desktops of sandboxes", GroupID: groupBox,
+	return resource.Parent(&cobra.Command{
+		Use: "record", Short: "Record terminals and desktops of sandboxes", GroupID: resource.GroupBox,
 		Long: `A recording of a terminal has what the terminal that viewers share showed, and when, as
 an asciicast file for asciinema and its players. A recording of a desktop is an MP4 file,
 which browsers play. The daemon records, without any viewer, and keeps the recording until
@@ -48,7 +50,7 @@ runs, the sandbox does not count as idle. Secrets that are removed from the outp
 sandbox are removed from the recording of a terminal, too.`,
 		Example: `  atoll record start demo
   atoll record start --desktop --fps 10 --max 1h demo`,
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandboxes,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&desktop, "desktop", false, "record the desktop, instead of a terminal")
@@ -59,7 +61,7 @@ sandbox are removed from the recording of a terminal, too.`,
 	flags.DurationVar(&limit, "max", 0, "end the recording after this time (default 24h, of a desktop 10m)")
 	flags.BoolVar(&n.Input, "input", false, "also record what viewers type, even if the terminal does not show it, such as passwords")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		if desktop {
 			n.Kind = viewing.RecordDesktop
 		}
@@ -77,7 +79,7 @@ sandbox are removed from the recording of a terminal, too.`,
 			return term.BadFlag("max", "is less than a second")
 		}
 		n.Max = int64(limit / time.Second)
-		box, err := a.daemonSandbox(ctx, args[0])
+		box, err := a.DaemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
@@ -105,10 +107,10 @@ func (a recordCommands) stopCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use: "stop ID", Short: "End a recording, and wait until it is stored", Example: `  atoll record stop "$(atoll record start demo)"`,
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(recordingIDs),
+		Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteOf(a.Env, recordingIDs),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		r, err := c.StopRecording(ctx, args[0])
 		return a.printRecording(r, asJSON, err)
 	})
@@ -119,10 +121,10 @@ func (a recordCommands) listCmd() *cobra.Command {
 	var q viewing.RecordingQuery
 	cmd := &cobra.Command{
 		Use: "ls [flags] [SANDBOX]", Short: "List recordings, of all sandboxes or one, newest first", Example: `  atoll record ls`,
-		Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeSandboxes,
+		Args: cobra.MaximumNArgs(1), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	cmd.Flags().StringVar(&q.Session, "session", "", "only recordings that were started for a session")
-	return daemonList(a.Env, cmd, "ID SANDBOX KIND STATE STARTED DURATION SIZE TITLE", func(ctx context.Context, c *atoll.Client, args []string) (all []viewing.Recording, err error) {
+	return resource.DaemonList(a.Env, cmd, "ID SANDBOX KIND STATE STARTED DURATION SIZE TITLE", func(ctx context.Context, c *atoll.Client, args []string) (all []viewing.Recording, err error) {
 		if len(args) > 0 {
 			q.Sandbox = args[0]
 		}
@@ -153,10 +155,10 @@ func (a recordCommands) getCmd() *cobra.Command {
 		Long: `Get writes the file of a recording: asciicast of a terminal, which asciinema play FILE
 plays, and MP4 of a desktop. Of a recording that runs, it writes what was recorded until now.`,
 		Example: `  atoll record get "$(atoll record start demo)" demo.cast`,
-		Args:    cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeOf(recordingIDs),
+		Args:    cobra.RangeArgs(1, 2), ValidArgsFunction: resource.CompleteOf(a.Env, recordingIDs),
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "", "the file, instead of the argument FILE")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		if len(args) > 1 && output != "" {
 			return term.BadFlag("output", "is given beside the argument %s", args[1])
 		}
@@ -164,7 +166,7 @@ plays, and MP4 of a desktop. Of a recording that runs, it writes what was record
 		if len(args) > 1 {
 			name = args[1]
 		}
-		c, err := a.mustDaemon(ctx)
+		c, err := a.MustDaemon(ctx)
 		if err != nil {
 			return err
 		}
@@ -193,9 +195,9 @@ plays, and MP4 of a desktop. Of a recording that runs, it writes what was record
 func (a recordCommands) removeCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "rm ID...", Short: "Remove recordings; one that runs ends", Example: `  atoll record rm "$(atoll record start demo)"`,
-		Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeOf(recordingIDs),
+		Args: cobra.MinimumNArgs(1), ValidArgsFunction: resource.CompleteOf(a.Env, recordingIDs),
 	}
-	return a.daemonRemove(cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
+	return resource.DaemonRemove(a.Env, cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
 		return c.RemoveRecording(ctx, name)
 	})
 }

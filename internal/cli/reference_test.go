@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/atoll-run/atoll/internal/cli/target"
 )
 
 var update = flag.Bool("update", false, "write docs/reference/cli.md anew")
@@ -20,7 +22,7 @@ var update = flag.Bool("update", false, "write docs/reference/cli.md anew")
 // a change: go test ./internal/cli -run TestReference -update
 func TestReference(t *testing.T) {
 	const file = "../../docs/reference/cli.md"
-	app := &App{Env: &Env{Providers: []ProviderInfo{{Name: "gvisor"}}}}
+	app := &App{Env: &target.Env{Providers: []target.ProviderInfo{{Name: "gvisor"}}}}
 	root := app.root()
 	root.InitDefaultCompletionCmd()
 	var b strings.Builder

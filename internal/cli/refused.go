@@ -6,6 +6,7 @@ import (
 	"regexp"
 	"time"
 
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/offline"
@@ -35,12 +36,12 @@ func operatorFlag(subject string) string {
 
 // explainRefusal says, once a command has failed, what the gateway refused its
 // sandbox meanwhile, and how to allow it. It reports whether there was anything.
-func (a *Env) explainRefusal(ctx context.Context, b box, since time.Time, exit sandbox.Exit) bool {
-	r, ok := b.(remoteBox)
-	if !ok || exit.Code == 0 || a.client == nil || a.sessions {
+func explainRefusal(ctx context.Context, a *target.Env, b target.Sandbox, since time.Time, exit sandbox.Exit) bool {
+	r, ok := b.(target.RemoteSandbox)
+	if !ok || exit.Code == 0 || a.Client == nil || a.Sessions {
 		return false
 	}
-	refused := a.refusals(ctx, r.ID(), since)
+	refused := refusals(ctx, a, r.ID(), since)
 	if len(refused) == 0 {
 		return false
 	}
@@ -57,8 +58,8 @@ func (a *Env) explainRefusal(ctx context.Context, b box, since time.Time, exit s
 }
 
 // hasNetwork reports whether a sandbox has a network, and whether that is known.
-func hasNetwork(ctx context.Context, b box) (has, known bool) {
-	r, ok := b.(remoteBox)
+func hasNetwork(ctx context.Context, b target.Sandbox) (has, known bool) {
+	r, ok := b.(target.RemoteSandbox)
 	if !ok {
 		return false, false
 	}
@@ -68,7 +69,7 @@ func hasNetwork(ctx context.Context, b box) (has, known bool) {
 
 // hintNetwork says how to allow hosts, after a command failed that said that it
 // could not reach one.
-func (a *Env) hintNetwork(has, known bool) {
+func hintNetwork(a *target.Env, has, known bool) {
 	switch {
 	case known && has:
 		a.Say("hint", offline.Hint(true, "--egress HOST of atoll update"))
@@ -82,12 +83,12 @@ func (a *Env) hintNetwork(has, known bool) {
 const refusalTime = 15 * time.Second
 
 // refusals returns the refused destinations of a sandbox since a time, each once.
-func (a *Env) refusals(ctx context.Context, id sandbox.ID, since time.Time) (subjects []string) {
+func refusals(ctx context.Context, a *target.Env, id sandbox.ID, since time.Time) (subjects []string) {
 	ctx, cancel := context.WithTimeout(ctx, refusalTime)
 	defer cancel()
 	known := map[string]bool{}
 	q := sandbox.EventQuery{Ops: []string{opFlow}, Types: []string{eventtype.EgressDenied}, Sandbox: id}
-	for e, err := range a.client.Events(ctx, q) {
+	for e, err := range a.Client.Events(ctx, q) {
 		if err != nil {
 			return subjects
 		}
@@ -101,8 +102,8 @@ func (a *Env) refusals(ctx context.Context, id sandbox.ID, since time.Time) (sub
 
 // warnEgress says which variables of ours have no effect, because the daemon that
 // makes the sandbox was started with other values.
-func (a *Env) warnEgress(ctx context.Context) {
-	if a.client == nil {
+func warnEgress(ctx context.Context, a *target.Env) {
+	if a.Client == nil {
 		return
 	}
 	var theirs map[string]string
@@ -112,10 +113,10 @@ func (a *Env) warnEgress(ctx context.Context) {
 			continue
 		}
 		if theirs == nil {
-			ctx, cancel := context.WithTimeout(ctx, pingTimeout)
+			ctx, cancel := context.WithTimeout(ctx, target.PingTimeout)
 			defer cancel()
 			var err error
-			if theirs, err = a.client.Admin().EgressSettings(ctx); err != nil {
+			if theirs, err = a.Client.Admin().EgressSettings(ctx); err != nil {
 				return // only the machine's owner can read it
 			}
 		}

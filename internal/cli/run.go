@@ -13,13 +13,15 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/driver"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // runCommands are atoll run and atoll create.
-type runCommands struct{ *Env }
+type runCommands struct{ *target.Env }
 
 func (a runCommands) runCmd() *cobra.Command {
 	var boxed boxFlags
@@ -57,30 +59,30 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
   atoll run -d --name demo -- sleep 600
   atoll run -d --rm -- sh -c 'exit 0'
   atoll run -d -p 8080:8000 -- python3 -m http.server 8000`,
-		GroupID:     groupBox,
+		GroupID:     resource.GroupBox,
 		Annotations: map[string]string{"runs": "yes"},
 	}
 	how.register(cmd.Flags())
 	boxed.register(cmd)
-	a.completeBoxFlags(cmd)
-	completeFlag(cmd, "pull", "missing", "always", "never")
+	completeBoxFlags(a.Env, cmd)
+	resource.CompleteFlag(cmd, "pull", "missing", "always", "never")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := how.validate(cmd); err != nil {
 			return err
 		}
-		req, err := a.request(cmd, &boxed, &how, args)
+		req, err := request(a.Env, cmd, &boxed, &how, args)
 		if err != nil {
 			return err
 		}
-		t, err := a.runnerFor(cmd.Context(), &req, how.detach)
+		t, err := a.RunnerFor(cmd.Context(), &req, how.detach)
 		if err != nil {
 			return err
 		}
-		a.quiet = boxed.quiet
-		if !a.quiet {
-			a.Warn(t.warning(cmd.Context(), req.Spec.Provider))
+		a.Quiet = boxed.quiet
+		if !a.Quiet {
+			a.Warn(t.Warning(cmd.Context(), req.Spec.Provider))
 			if req.Spec.Network.Asked() {
-				a.warnEgress(cmd.Context())
+				warnEgress(cmd.Context(), a.Env)
 			}
 		}
 		if how.detach {
@@ -91,18 +93,18 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 			}
 			return err
 		}
-		err = a.foreground(cmd.Context(), &how, func(ctx context.Context, s *session, res *result) (sandbox.Exit, error) {
-			progress, done := a.progress(boxed.quiet)
+		err = foreground(cmd.Context(), a.Env, &how, func(ctx context.Context, s *session, res *result) (sandbox.Exit, error) {
+			progress, done := target.Progress(a.Env, boxed.quiet)
 			defer done()
 			req.Progress = progress
-			t.tidy(ctx)
-			exit, err := t.Run(ctx, req, func(ctx context.Context, made box, p driver.Process) error {
+			t.Tidy(ctx)
+			exit, err := t.Run(ctx, req, func(ctx context.Context, made target.Sandbox, p driver.Process) error {
 				done()
 				res.Sandbox, res.Limits = made.Name(), made.Limits()
 				if !boxed.quiet {
-					a.noteLimits(made.Limits())
-					a.noteOpen(req.Spec.Ports)
-					a.noteChosen(req.Spec.Ports, made)
+					noteLimits(a.Env, made.Limits())
+					noteOpen(a.Env, req.Spec.Ports)
+					noteChosen(a.Env, req.Spec.Ports, made)
 				}
 				asked := req.Spec.Network.Asked()
 				s.canLeave(ctx, p, how.keys)
@@ -111,8 +113,8 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 				}
 				exit, err := p.Wait(ctx)
 				// All refusals are of this command: the sandbox is new.
-				if err == nil && !(asked && a.explainRefusal(ctx, made, time.Time{}, exit)) && exit.Code != 0 && s.unreached() {
-					a.hintNetwork(asked, true)
+				if err == nil && !(asked && explainRefusal(ctx, a.Env, made, time.Time{}, exit)) && exit.Code != 0 && s.unreached() {
+					hintNetwork(a.Env, asked, true)
 				}
 				return err
 			})
@@ -144,7 +146,7 @@ func looksLikeImage(word string) bool {
 }
 
 // noteLimits says which limits do not hold.
-func (a *Env) noteLimits(loose map[string]sandbox.Enforcement) {
+func noteLimits(a *target.Env, loose map[string]sandbox.Enforcement) {
 	for _, name := range slices.Sorted(maps.Keys(loose)) {
 		a.Say("note", "the limit of "+name+" is not enforced: "+loose[name].Why)
 	}
@@ -156,21 +158,21 @@ const forgottenTime = 24 * time.Hour
 
 // limitForgotten sets an idle policy if a program, which may forget the sandbox,
 // makes it and says nothing about its end. A person sees it on a terminal.
-func (a runCommands) limitForgotten(t target, box *boxFlags, spec *sandbox.Spec) {
-	if _, managed := t.(remote); managed && box.idle == 0 && box.lifetime == 0 && !term.IsTerminal(a.Stdout) {
+func (a runCommands) limitForgotten(t target.Sandboxes, box *boxFlags, spec *sandbox.Spec) {
+	if _, managed := t.(target.Remote); managed && box.idle == 0 && box.lifetime == 0 && !term.IsTerminal(a.Stdout) {
 		spec.Lifetime.Idle, spec.Lifetime.IdleAction = forgottenTime, sandbox.IdleStop
 	}
 }
 
 // startDetached makes a sandbox that stays.
-func (a runCommands) startDetached(ctx context.Context, t target, req engine.RunRequest, quiet bool) (box, error) {
+func (a runCommands) startDetached(ctx context.Context, t target.Sandboxes, req engine.RunRequest, quiet bool) (target.Sandbox, error) {
 	signals, ctx, stop := catchSignals(ctx)
 	defer stop()
 	_ = signals // no command of ours runs: every signal ends the attempt
-	progress, done := a.progress(quiet)
+	progress, done := target.Progress(a.Env, quiet)
 	defer done()
 	req.Progress = progress
-	t.tidy(ctx)
+	t.Tidy(ctx)
 	made, err := t.Start(ctx, req)
 	if err != nil {
 		if code, early := whyEnded(ctx, err); early {
@@ -179,24 +181,16 @@ func (a runCommands) startDetached(ctx context.Context, t target, req engine.Run
 		return nil, err
 	}
 	if !quiet {
-		a.noteLimits(made.Limits())
-		a.noteOpen(req.Spec.Ports)
-		a.noteChosen(req.Spec.Ports, made)
+		noteLimits(a.Env, made.Limits())
+		noteOpen(a.Env, req.Spec.Ports)
+		noteChosen(a.Env, req.Spec.Ports, made)
 	}
 	return made, nil
 }
 
-// sweep removes leftovers of a killed atoll. A failure is not fatal.
-func (a *Env) sweep(ctx context.Context, c *engine.Engine) {
-	if _, err := c.Sweep(ctx); err != nil && ctx.Err() == nil {
-		text, _ := term.Explain(err)
-		a.Say("warning", "could not remove what an earlier run left behind: "+text)
-	}
-}
-
-// command returns what to run with what flags say about it. Variables, user
+// commandOf returns what to run with what flags say about it. Variables, user
 // and directory of a run belong to its sandbox.
-func (a *Env) command(how *commandFlags, args []string) sandbox.Command {
+func commandOf(a *target.Env, how *commandFlags, args []string) sandbox.Command {
 	cmd := sandbox.Command{Args: args, Stdin: how.interactive, Timeout: time.Duration(how.timeout), Background: how.detach}
 	if how.tty {
 		size := term.WindowSize(a.Terminal())
@@ -212,7 +206,7 @@ func (a *Env) command(how *commandFlags, args []string) sandbox.Command {
 
 // foreground runs a command connected to our streams and turns how it ended
 // into our own exit code.
-func (a *Env) foreground(ctx context.Context, how *commandFlags, run func(context.Context, *session, *result) (sandbox.Exit, error)) error {
+func foreground(ctx context.Context, a *target.Env, how *commandFlags, run func(context.Context, *session, *result) (sandbox.Exit, error)) error {
 	if how.tty && how.interactive && !term.IsTerminal(a.Stdin) {
 		return &term.UsageError{Message: "-t: the input is not a terminal", Hint: "leave out -t, or -i"}
 	}
@@ -242,16 +236,16 @@ func (a *Env) foreground(ctx context.Context, how *commandFlags, run func(contex
 	res.DurationMS = time.Since(began).Milliseconds()
 	if how.json {
 		res.Stdout, res.Stderr = out.output(), errs.output()
-		return a.finishJSON(&res, exit, err)
+		return finishJSON(a, &res, exit, err)
 	}
 	if err != nil {
 		return err
 	}
-	return a.outcome(exit, how)
+	return endedWith(a, exit, how)
 }
 
 // finishJSON writes the one object of --json.
-func (a *Env) finishJSON(res *result, exit sandbox.Exit, err error) error {
+func finishJSON(a *target.Env, res *result, exit sandbox.Exit, err error) error {
 	res.Exit, res.Reason, res.Signal, res.Detail = codeFor(exit), exit.Reason, exit.Signal, exit.Detail
 	if err != nil {
 		res.Exit, res.Error = term.ExitAtoll, term.Typed(err)
@@ -280,9 +274,9 @@ func codeFor(exit sandbox.Exit) int {
 	return exit.Code
 }
 
-// outcome says why a command was ended, if it did not end by itself, and
+// endedWith says why a command was ended, if it did not end by itself, and
 // returns its exit code.
-func (a *Env) outcome(exit sandbox.Exit, how *commandFlags) error {
+func endedWith(a *target.Env, exit sandbox.Exit, how *commandFlags) error {
 	var text string
 	switch exit.Reason {
 	case sandbox.ReasonTimeout:
@@ -308,14 +302,4 @@ func (a *Env) outcome(exit sandbox.Exit, how *commandFlags) error {
 		return term.ExitCode(code)
 	}
 	return nil
-}
-
-// progress returns a function that shows the progress of a pull, and one that
-// clears it, which may be called again. It shows progress only on a terminal.
-func (a *Env) progress(quiet bool) (show func(engine.Progress), done func()) {
-	if quiet || !term.IsTerminal(a.Stderr) {
-		return nil, func() {}
-	}
-	b := term.NewBar(a.Stderr)
-	return func(p engine.Progress) { b.Show(p.Phase, p.Done, p.Total) }, b.Clear
 }

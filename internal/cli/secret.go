@@ -11,17 +11,19 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // secretCommands are atoll secret.
-type secretCommands struct{ *Env }
+type secretCommands struct{ *target.Env }
 
 func (a secretCommands) secretCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "secret", Short: "Manage secrets that sandboxes can use but not see", GroupID: groupDaemon,
+	return resource.Parent(&cobra.Command{
+		Use: "secret", Short: "Manage secrets that sandboxes can use but not see", GroupID: resource.GroupDaemon,
 		Long: `Secrets are stored encrypted and never shown again. A sandbox gets a placeholder,
 and the gateway replaces it in requests to the hosts that the secret names. Or a
 profile adds the secret to requests, and the sandbox gets nothing at all.
@@ -85,7 +87,7 @@ A secret without --host is sent only by stored profiles, to the hosts they name.
 	cmd.Flags().BoolVar(&s.AllowEnv, "allow-env", false, "sandboxes may ask for the value itself")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.MarkFlagsMutuallyExclusive("from-file", "source")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		s.Name = args[0]
 		if s.Source == "" {
 			v, err := a.readSecret(file)
@@ -122,7 +124,7 @@ func (a secretCommands) secretRotateCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&reread, "reread", false, "the value is kept outside: read it anew")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.MarkFlagsMutuallyExclusive("from-file", "reread")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		var v []byte
 		if !reread {
 			var err error
@@ -139,7 +141,7 @@ func (a secretCommands) secretRotateCmd() *cobra.Command {
 
 func (a secretCommands) secretListCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "ls", Short: "List secrets, without their values", Args: cobra.NoArgs, Example: `  atoll secret ls`}
-	return daemonList(a.Env, cmd, "NAME VERSION HOSTS SOURCE SANDBOXES UPDATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.StoredSecret, error) {
+	return resource.DaemonList(a.Env, cmd, "NAME VERSION HOSTS SOURCE SANDBOXES UPDATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.StoredSecret, error) {
 		return c.Secrets(ctx)
 	}, func(s durable.StoredSecret) []string {
 		source := s.Source
@@ -155,7 +157,7 @@ func (a secretCommands) secretRemoveCmd() *cobra.Command {
 		Use: "rm NAME...", Short: "Remove secrets", Args: cobra.MinimumNArgs(1),
 		Example: `  atoll secret rm github`,
 	}
-	return a.daemonRemove(cmd, ", nor is one that sandboxes or profiles work with; they go on without it", func(ctx context.Context, c *atoll.Client, name string, force bool) error {
+	return resource.DaemonRemove(a.Env, cmd, ", nor is one that sandboxes or profiles work with; they go on without it", func(ctx context.Context, c *atoll.Client, name string, force bool) error {
 		return c.RemoveSecret(ctx, name, force)
 	})
 }

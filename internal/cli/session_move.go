@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
@@ -20,7 +21,7 @@ tells what a move would take along. For a provider that cannot serve the session
 tells why.`,
 		Example: `  atoll session targets notes`,
 	}
-	return daemonList(a.Env, cmd, "PROVIDER FITS CARRIES NOTES", func(ctx context.Context, c *atoll.Client, args []string) ([]durable.SessionTarget, error) {
+	return resource.DaemonList(a.Env, cmd, "PROVIDER FITS CARRIES NOTES", func(ctx context.Context, c *atoll.Client, args []string) ([]durable.SessionTarget, error) {
 		s, err := c.Sessions().Get(ctx, args[0])
 		if err != nil {
 			return nil, err
@@ -47,7 +48,7 @@ do not go along. Requests for the session wait meanwhile. If a step fails, the s
 stays where it is. The provider "default" is the one that the session began with.`,
 		Example: `  atoll session swap notes docker`,
 	}
-	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Swapped, err error) {
+	return resource.DaemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Swapped, err error) {
 		s, err := c.Sessions().Get(ctx, args[0])
 		if err != nil {
 			return out, err
@@ -74,7 +75,7 @@ changes is dropped. The exit codes are the same as those of atoll run.`,
 		Example: `  atoll session run-on notes docker -- uname -r`,
 	}
 	cmd.Flags().SetInterspersed(false)
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		s, err := c.Sessions().Get(ctx, args[0])
 		if err != nil {
 			return err

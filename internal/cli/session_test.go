@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/cli/clitest"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -284,9 +286,9 @@ func TestExitCodes(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(string(tt.exit.Reason), func(t *testing.T) {
 			var errs bytes.Buffer
-			a := &Env{Term: &term.Term{Stderr: &errs, LookupEnv: clitest.Lookup(nil)}}
+			a := &target.Env{Term: &term.Term{Stderr: &errs, LookupEnv: clitest.Lookup(nil)}}
 			var code term.ExitCode
-			_ = errors.As(a.outcome(tt.exit, &commandFlags{timeout: durationFlag(2 * time.Second)}), &code)
+			_ = errors.As(endedWith(a, tt.exit, &commandFlags{timeout: resource.DurationFlag(2 * time.Second)}), &code)
 			if int(code) != tt.want || !strings.Contains(errs.String(), tt.say) || (tt.say == "") != (errs.Len() == 0) {
 				t.Errorf("code %d, said %q", code, errs.String())
 			}

@@ -15,6 +15,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
@@ -22,10 +24,10 @@ import (
 )
 
 // sessionCommands are atoll session and atoll usage.
-type sessionCommands struct{ *Env }
+type sessionCommands struct{ *target.Env }
 
 func (a sessionCommands) sessionCmd() *cobra.Command {
-	return parent(&cobra.Command{
+	return resource.Parent(&cobra.Command{
 		Use:   "session",
 		Short: "Work with sessions: names that always lead to a living sandbox",
 		Long: `A session is what an agent holds instead of a sandbox. It has a name and settings, and
@@ -35,7 +37,7 @@ makes one with what was saved.`,
 		Example: `  atoll session create notes
   atoll session exec notes -- sh -c 'echo hello > /root/note'
   atoll session ls`,
-		GroupID: groupBox,
+		GroupID: resource.GroupBox,
 	}, a.createCmd(), a.attachCmd(), a.execCmd(), a.cpCmd(), a.terminalCmd(), a.desktopCmd(), a.streamCmd(), a.saveCmd(), a.targetsCmd(), a.swapCmd(), a.runOnCmd(), a.envelopeCmd(), a.resumeCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd())
 }
 
@@ -48,9 +50,9 @@ func (a sessionCommands) complete(cmd *cobra.Command, args []string, _ string) (
 }
 
 func (a sessionCommands) completeAll(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+	ctx, cancel := context.WithTimeout(cmd.Context(), resource.CompletionTime)
 	defer cancel()
-	c, err := a.daemon(ctx)
+	c, err := a.Daemon(ctx)
 	if err != nil || c == nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
@@ -102,7 +104,7 @@ that name is used instead.`,
 	for _, name := range unused {
 		_ = flags.MarkHidden(name)
 	}
-	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Opened, err error) {
+	return resource.DaemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Opened, err error) {
 		for _, name := range unused {
 			if cmd.Flags().Changed(name) {
 				return out, term.BadFlag(name, "does not apply to a session")
@@ -114,9 +116,9 @@ that name is used instead.`,
 			return out, term.BadFlag("record", "%q is not manual or on-turn", record)
 		}
 		how.detach = true
-		req, err := a.request(cmd, &boxed, &how, nil)
+		req, err := request(a.Env, cmd, &boxed, &how, nil)
 		if err == nil {
-			req.Spec.Image, err = absoluteImage(req.Spec.Image)
+			req.Spec.Image, err = target.AbsoluteImage(req.Spec.Image)
 		}
 		if err != nil {
 			return out, err
@@ -148,7 +150,7 @@ was, and what was lost. With --hold it then keeps the sandbox until it is interr
 		Example: `  atoll session attach notes`,
 	}
 	cmd.Flags().BoolVar(&hold, "hold", false, "keep the sandbox until this command is interrupted")
-	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Opened, err error) {
+	return resource.DaemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Opened, err error) {
 		s, err := c.Sessions().Attach(ctx, args[0], atoll.SessionOptions{})
 		if err != nil {
 			return out, err
@@ -169,7 +171,7 @@ func (a sessionCommands) inSession(cmd *cobra.Command) *cobra.Command {
 	cmd.GroupID = ""
 	run := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		a.sessions = true
+		a.Sessions = true
 		return run(cmd, args)
 	}
 	return cmd
@@ -216,18 +218,9 @@ func (a sessionCommands) streamCmd() *cobra.Command {
 	ls, rm := a.inSession(streamCommands(a).listCmd()), a.inSession(streamCommands(a).removeCmd())
 	ls.Use, ls.ValidArgsFunction, ls.Example = "ls SESSION", a.complete, "  atoll session stream ls notes"
 	rm.Use, rm.ValidArgsFunction, rm.Example = "rm SESSION [ID...]", a.complete, "  atoll session stream rm --all notes"
-	return parent(&cobra.Command{
+	return resource.Parent(&cobra.Command{
 		Use: "stream", Short: "List and end what viewers of a session may see", Example: `  atoll session stream ls notes`,
 	}, ls, rm)
-}
-
-// findSession returns the sandbox of a session as commands use sandboxes.
-func (a *Env) findSession(ctx context.Context, name string) (box, error) {
-	s, err := a.daemonSandbox(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	return remoteBox{s}, nil
 }
 
 func (a sessionCommands) saveCmd() *cobra.Command {
@@ -238,7 +231,7 @@ files of the sandbox. The sandbox goes on. The daemon does the same before it re
 the sandbox.`,
 		Example: `  atoll session save notes`,
 	}
-	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Saved, err error) {
+	return resource.DaemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Saved, err error) {
 		s, err := c.Sessions().Get(ctx, args[0])
 		if err != nil {
 			return out, err
@@ -271,7 +264,7 @@ the envelope names by its digest. Any daemon rebuilds the session from both.`,
   atoll session envelope --archive notes.tar notes > notes.json`,
 	}
 	cmd.Flags().StringVar(&archive, "archive", "", "file to write the files below /workspace to; must not exist")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		s, err := c.Sessions().Get(ctx, args[0])
 		if err != nil {
 			return err
@@ -346,7 +339,7 @@ with the files in it, if that is gone or cannot be reached from this daemon.`,
 	cmd.Flags().StringVar(&opts.Name, "name", "", "name of the session, if it is a new one")
 	cmd.Flags().StringVar(&archive, "archive", "", "file that was written with the envelope")
 	cmd.Flags().StringVar(&opts.Provider, "provider", "", "provider of a sandbox that is rebuilt (default: that of the envelope)")
-	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Opened, err error) {
+	return resource.DaemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (out durable.Opened, err error) {
 		e, err := a.readEnvelope(args[0])
 		if err != nil {
 			return out, err
@@ -382,7 +375,7 @@ is there, and nobody has used it since IDLE; draining: what is in it is being sa
 paused: it was kept for the next use; cold: there is none, and the next use makes one.`,
 	}
 	cmd.Flags().StringArrayVarP(&filters, "label", "l", nil, "only those with this label, KEY=VALUE; may be repeated")
-	return daemonList(a.Env, cmd, "NAME STATE PROVIDER EPOCH HOLDERS IDLE WORKSPACE CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.Session, error) {
+	return resource.DaemonList(a.Env, cmd, "NAME STATE PROVIDER EPOCH HOLDERS IDLE WORKSPACE CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.Session, error) {
 		wanted, err := labels(nil, filters)
 		if err != nil {
 			return nil, err
@@ -423,7 +416,7 @@ them, and the last receipt, which tells what a new sandbox was made from and wha
 lost. It does not show the values of environment variables.`,
 		Example: `  atoll session inspect notes`,
 	}
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		all := []durable.Session{}
 		var failed []error
 		for _, name := range args {
@@ -446,7 +439,7 @@ func (a sessionCommands) rmCmd() *cobra.Command {
 sandbox that other sessions share is removed with the last of them.`,
 		Example: `  atoll session rm notes`,
 	}
-	return a.daemonRemove(cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
+	return resource.DaemonRemove(a.Env, cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
 		return c.Sessions().Remove(ctx, name)
 	})
 }
@@ -454,7 +447,7 @@ sandbox that other sessions share is removed with the last of them.`,
 func (a sessionCommands) usageCmd() *cobra.Command {
 	var by, from, to string
 	cmd := &cobra.Command{
-		Use: "usage [flags]", Short: "Show for how long sandboxes ran", GroupID: groupDaemon, Args: cobra.NoArgs,
+		Use: "usage [flags]", Short: "Show for how long sandboxes ran", GroupID: resource.GroupDaemon, Args: cobra.NoArgs,
 		Long: `Usage adds up for how long sandboxes ran, with those of sessions, by the value of a
 label, by group of sessions or by provider. --from and --to are rounded to whole hours.
 A sandbox that is stopped or paused on disk does not count.`,
@@ -463,13 +456,13 @@ A sandbox that is stopped or paused on disk does not count.`,
 	cmd.Flags().StringVar(&by, "by", "group", "what to add up by: label:KEY, group or provider")
 	cmd.Flags().StringVar(&from, "from", "", "not before this time, or this long ago, such as 2026-01-31 or 30d")
 	cmd.Flags().StringVar(&to, "to", "", "before this time (default: now)")
-	completeFlag(cmd, "by", "label:", "group", "provider")
-	return daemonList(a.Env, cmd, "VALUE SECONDS", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.SessionUsage, error) {
-		since, err := parseTime("from", from)
+	resource.CompleteFlag(cmd, "by", "label:", "group", "provider")
+	return resource.DaemonList(a.Env, cmd, "VALUE SECONDS", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.SessionUsage, error) {
+		since, err := resource.ParseTime("from", from)
 		if err != nil {
 			return nil, err
 		}
-		until, err := parseTime("to", to)
+		until, err := resource.ParseTime("to", to)
 		if err != nil {
 			return nil, err
 		}

@@ -7,16 +7,18 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
 // snapshotCommands are atoll snapshot.
-type snapshotCommands struct{ *Env }
+type snapshotCommands struct{ *target.Env }
 
 func (a snapshotCommands) snapshotCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "snapshot", Short: "Make, list and remove snapshots of sandboxes", GroupID: groupBox,
+	return resource.Parent(&cobra.Command{
+		Use: "snapshot", Short: "Make, list and remove snapshots of sandboxes", GroupID: resource.GroupBox,
 		Example: `  atoll snapshot create demo --name before
   atoll run -d --name again --snapshot before`,
 	}, a.snapshotCreateCmd(), a.snapshotListCmd(), a.snapshotInspectCmd(), a.snapshotRemoveCmd(), a.snapshotPruneCmd())
@@ -39,7 +41,7 @@ deduplicated. Every daemon that shares the store can make sandboxes from it. Wit
 Everyone who may make sandboxes from the snapshot can see everything in it.`,
 		Example: `  atoll snapshot create demo --name before -l task=7
   atoll snapshot create demo --memory --save`,
-		ValidArgsFunction: a.completeSandbox,
+		ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&opts.Name, "name", "", "its name (default: its id)")
@@ -47,7 +49,7 @@ Everyone who may make sandboxes from the snapshot can see everything in it.`,
 	flags.StringArrayVarP(&labelList, "label", "l", nil, "label it: KEY=VALUE")
 	flags.BoolVar(&opts.Save, "save", false, "wait until it is in the blob store")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		var err error
 		if opts.Labels, err = labels(nil, labelList); err != nil {
 			return err
@@ -78,7 +80,7 @@ func (a snapshotCommands) snapshotListCmd() *cobra.Command {
 	cmd.Flags().StringArrayVarP(&labelList, "label", "l", nil, "only those with this label: KEY=VALUE")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "write names only")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, _ []string) error {
 		wanted, err := labels(nil, labelList)
 		if err != nil {
 			return err
@@ -141,9 +143,9 @@ func stored(s *durable.Snapshot) string {
 
 func (a snapshotCommands) snapshotInspectCmd() *cobra.Command {
 	return &cobra.Command{
-		Use: "inspect SNAPSHOT...", Short: "Show snapshots in detail, as JSON", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeOf(snapshotNames),
+		Use: "inspect SNAPSHOT...", Short: "Show snapshots in detail, as JSON", Args: cobra.MinimumNArgs(1), ValidArgsFunction: resource.CompleteOf(a.Env, resource.SnapshotNames),
 		Example: `  atoll snapshot inspect before`,
-		RunE: a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+		RunE: resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 			all := make([]durable.Snapshot, len(args))
 			var err error
 			for i, name := range args {
@@ -158,12 +160,12 @@ func (a snapshotCommands) snapshotInspectCmd() *cobra.Command {
 
 func (a snapshotCommands) snapshotRemoveCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "rm [flags] SNAPSHOT...", Short: "Remove snapshots", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeOf(snapshotNames),
+		Use: "rm [flags] SNAPSHOT...", Short: "Remove snapshots", Args: cobra.MinimumNArgs(1), ValidArgsFunction: resource.CompleteOf(a.Env, resource.SnapshotNames),
 		Long: `Rm removes snapshots and prints their names. Sandboxes that were made from them keep
 running.`,
 		Example: `  atoll snapshot rm before`,
 	}
-	return a.daemonRemove(cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
+	return resource.DaemonRemove(a.Env, cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
 		return c.RemoveSnapshot(ctx, name)
 	})
 }
@@ -177,7 +179,7 @@ func (a snapshotCommands) snapshotPruneCmd() *cobra.Command {
 	}
 	cmd.Flags().StringArrayVarP(&labelList, "label", "l", nil, "only those with this label: KEY=VALUE")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, _ []string) error {
 		wanted, err := labels(nil, labelList)
 		if err != nil {
 			return err

@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -23,7 +25,7 @@ const maxAddress = 64 << 10
 // storeAddress returns the address of the daemon's database: from the flag,
 // else from the file, else from the environment. It may contain a password,
 // which must not be on a command line.
-func (a *Env) storeAddress(flag, file string) (string, error) {
+func storeAddress(a *target.Env, flag, file string) (string, error) {
 	switch {
 	case flag != "":
 		u, err := url.Parse(flag)
@@ -73,14 +75,14 @@ func addressFile(flag, path string) (string, error) {
 
 // stateCommands are atoll state.
 type stateCommands struct {
-	*Env
+	*target.Env
 	restore func(ctx context.Context, stateDir, backup string) (replaced string, err error) // nil in a client
 	accept  func(ctx context.Context, stateDir string) (lost []string, err error)           // nil in a client
 }
 
 func (a stateCommands) stateCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "state", Short: "Back up and restore the state of the daemon", GroupID: groupDaemon,
+	return resource.Parent(&cobra.Command{
+		Use: "state", Short: "Back up and restore the state of the daemon", GroupID: resource.GroupDaemon,
 		Example: `  atoll state backup`,
 	}, a.stateBackupCmd(), a.stateRestoreCmd(), a.stateAcceptCmd())
 }
@@ -101,7 +103,7 @@ A PostgreSQL database is backed up with its own tools.`,
   atoll state backup --to atoll-copy.db`,
 	}
 	cmd.Flags().StringVar(&to, "to", "", "the file to write (default: atoll-TIME.db here)")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, _ []string) error {
 		path := to
 		if path == "" {
 			path = "atoll-" + time.Now().UTC().Format("20060102T150405Z") + ".db"
@@ -132,14 +134,14 @@ When the daemon starts again, it compares the records with the sandboxes that ru
 keeps those that it does not know.`,
 		Example: `  atoll state restore atoll-copy.db`,
 	}
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		if a.restore == nil {
-			return a.inEngine("no daemon can run on this machine")
+			return a.InEngine("no daemon can run on this machine")
 		}
-		if _, err := a.node(); err != nil { // returns an error if the directory cannot be ours
+		if _, err := a.Node(); err != nil { // returns an error if the directory cannot be ours
 			return err
 		}
-		replaced, err := a.restore(ctx, filepath.Dir(a.socket()), args[0])
+		replaced, err := a.restore(ctx, filepath.Dir(a.Socket()), args[0])
 		if err != nil {
 			return err
 		}
@@ -157,14 +159,14 @@ database, a key or a directory is missing or comes from elsewhere. It says what 
 with each of them. It deletes nothing. Put the missing part back instead if you can.`,
 		Example: `  atoll state accept`,
 	}
-	cmd.RunE = interruptible(func(ctx context.Context, _ []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, _ []string) error {
 		if a.accept == nil {
-			return a.inEngine("no daemon can run on this machine")
+			return a.InEngine("no daemon can run on this machine")
 		}
-		if _, err := a.node(); err != nil {
+		if _, err := a.Node(); err != nil {
 			return err
 		}
-		lost, err := a.accept(ctx, filepath.Dir(a.socket()))
+		lost, err := a.accept(ctx, filepath.Dir(a.Socket()))
 		for _, line := range lost {
 			err = errors.Join(err, a.Println(line))
 		}

@@ -10,13 +10,15 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
 // streamCommands are atoll stream and atoll desktop.
-type streamCommands struct{ *Env }
+type streamCommands struct{ *target.Env }
 
 // linkFlags are the flags of commands that print a link to a stream.
 type linkFlags struct {
@@ -60,15 +62,15 @@ type pageLink struct {
 }
 
 // openStream opens a stream of a sandbox in the browser.
-func (a *Env) openStream(ctx context.Context, name string, n viewing.NewStream, f *linkFlags) error {
+func openStream(ctx context.Context, a *target.Env, name string, n viewing.NewStream, f *linkFlags) error {
 	if f.ttl < time.Second || f.ttl > maxTTL {
 		return term.BadFlag("ttl", "is not between 1s and 24h")
 	}
-	base, err := a.streamBase(ctx, f.base)
+	base, err := streamBase(ctx, a, f.base)
 	if err != nil {
 		return err
 	}
-	s, err := a.daemonSandbox(ctx, name)
+	s, err := a.DaemonSandbox(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -88,7 +90,7 @@ func (a *Env) openStream(ctx context.Context, name string, n viewing.NewStream, 
 }
 
 // streamBase returns the address of the daemon for a browser.
-func (a *Env) streamBase(ctx context.Context, given string) (string, error) {
+func streamBase(ctx context.Context, a *target.Env, given string) (string, error) {
 	if given != "" {
 		u, err := url.Parse(given)
 		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
@@ -96,7 +98,7 @@ func (a *Env) streamBase(ctx context.Context, given string) (string, error) {
 		}
 		return u.String(), nil
 	}
-	c, err := a.mustDaemon(ctx)
+	c, err := a.MustDaemon(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -125,25 +127,25 @@ The image needs a display; build one with: make desktop-image. With --port it sh
 the VNC server that listens on a port, and starts nothing.`,
 		Example: `  atoll desktop --no-browser --port 5900 demo
   atoll desktop --view --ttl 1h --json --port 5900 demo`,
-		GroupID: groupBox, Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
+		GroupID: resource.GroupBox, Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	link.register(cmd)
 	cmd.Flags().StringVar(&port, "port", "", "port of a VNC server in the sandbox (default: the desktop, which is started)")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) (err error) {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) (err error) {
 		n := viewing.NewStream{Kind: "desktop"}
 		if port != "" {
 			if n.Port, err = parsePort(port); err != nil {
 				return err
 			}
 		}
-		return a.openStream(ctx, args[0], n, &link)
+		return openStream(ctx, a.Env, args[0], n, &link)
 	})
 	return cmd
 }
 
 func (a streamCommands) streamCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "stream", Short: "List and end what viewers may see", GroupID: groupBox,
+	return resource.Parent(&cobra.Command{
+		Use: "stream", Short: "List and end what viewers may see", GroupID: resource.GroupBox,
 		Long: `A stream is the permission of viewers to see a terminal, a desktop or a port of a
 sandbox. Links are streams, and so is every terminal or desktop in the console.`,
 		Example: `  atoll stream ls demo`,
@@ -156,11 +158,11 @@ func (a streamCommands) listCmd() *cobra.Command {
 		Use: "ls SANDBOX", Short: "List streams, with their numbers of viewers",
 		Example: `  atoll stream ls demo
   atoll stream ls --json demo`,
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeSandbox,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		s, err := a.daemonSandbox(ctx, args[0])
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
+		s, err := a.DaemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
@@ -189,15 +191,15 @@ func (a streamCommands) removeCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "rm SANDBOX [ID...]", Short: "End streams, and disconnect their viewers",
 		Example: `  atoll stream rm --all demo`,
-		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: a.completeSandbox,
+		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "end all streams of the sandbox")
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		ids := args[1:]
 		if all == (len(ids) > 0) {
 			return &term.UsageError{Message: "name the streams to end, or give --all", Hint: "to list them: atoll stream ls " + args[0]}
 		}
-		s, err := a.daemonSandbox(ctx, args[0])
+		s, err := a.DaemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}

@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/template"
 	"github.com/atoll-run/atoll/sandbox"
@@ -20,11 +22,11 @@ import (
 )
 
 // templateCommands are atoll template.
-type templateCommands struct{ *Env }
+type templateCommands struct{ *target.Env }
 
 func (a templateCommands) templateCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "template", Short: "Build templates, and keep their names", GroupID: groupMachine,
+	return resource.Parent(&cobra.Command{
+		Use: "template", Short: "Build templates, and keep their names", GroupID: resource.GroupMachine,
 		Long: `A template is an image that is built from a Dockerfile, step by step, in sandboxes.
 Use one with --image template:NAME, or a public one of another tenant with
 --image template:TENANT/NAME.`,
@@ -66,7 +68,7 @@ in them; atoll inspect tells which.`,
 	flags.BoolVar(&opts.NoCache, "no-cache", false, "run every step, ignoring the cache")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	_ = cmd.MarkFlagRequired("tag")
-	cmd.RunE = interruptible(func(ctx context.Context, pos []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, pos []string) error {
 		opts.Args = map[string]string{}
 		for _, arg := range args {
 			name, value, ok := strings.Cut(arg, "=")
@@ -98,7 +100,7 @@ func (a templateCommands) build(ctx context.Context, dir string, opts atoll.Buil
 	if opts.File != "" && filepath.IsAbs(opts.File) {
 		return t, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "template.build", Subject: opts.File, Message: "is not relative to the directory"}
 	}
-	c, err := a.mustDaemon(ctx)
+	c, err := a.MustDaemon(ctx)
 	if err != nil {
 		return t, err
 	}
@@ -125,7 +127,7 @@ func (a templateCommands) showBuild(e durable.BuildEvent) {
 
 func (a templateCommands) templateListCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "ls", Short: "List templates", Args: cobra.NoArgs, Example: `  atoll template ls --json`}
-	return daemonList(a.Env, cmd, "NAME TAG IMAGE SIZE VISIBILITY CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.Template, error) {
+	return resource.DaemonList(a.Env, cmd, "NAME TAG IMAGE SIZE VISIBILITY CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.Template, error) {
 		return c.Templates(ctx)
 	}, func(t durable.Template) []string {
 		return []string{t.Name, t.Tag, short(t.Image), units.BytesSize(float64(t.Size)), visibility(t.Public), term.Ago(t.Created)}
@@ -139,8 +141,8 @@ func short(digest string) string {
 }
 
 func (a templateCommands) templateInspectCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "inspect NAME[:TAG]", Short: "Show a template as JSON", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(templateNames), Example: `  atoll template inspect tools`}
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	cmd := &cobra.Command{Use: "inspect NAME[:TAG]", Short: "Show a template as JSON", Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteOf(a.Env, resource.TemplateNames), Example: `  atoll template inspect tools`}
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		t, err := c.Template(ctx, args[0])
 		if err != nil {
 			return err
@@ -151,9 +153,9 @@ func (a templateCommands) templateInspectCmd() *cobra.Command {
 }
 
 func (a templateCommands) templateTagCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "tag NAME[:TAG] NEW[:TAG]", Short: "Give a template one more name", Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeOf(templateNames), Example: `  atoll template tag tools tools:stable`}
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
-		c, err := a.mustDaemon(ctx)
+	cmd := &cobra.Command{Use: "tag NAME[:TAG] NEW[:TAG]", Short: "Give a template one more name", Args: cobra.ExactArgs(2), ValidArgsFunction: resource.CompleteOf(a.Env, resource.TemplateNames), Example: `  atoll template tag tools tools:stable`}
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
+		c, err := a.MustDaemon(ctx)
 		if err == nil {
 			_, err = c.TagTemplate(ctx, args[0], args[1])
 		}
@@ -191,9 +193,9 @@ sandboxes, and what they built from the template, stay.`,
 
 func (a templateCommands) visibilityCmd(cmd *cobra.Command, set func(*atoll.Client, context.Context, string) (durable.Visibility, error)) *cobra.Command {
 	var asJSON bool
-	cmd.Args, cmd.ValidArgsFunction = cobra.ExactArgs(1), a.completeOf(templateBareNames)
+	cmd.Args, cmd.ValidArgsFunction = cobra.ExactArgs(1), resource.CompleteOf(a.Env, resource.TemplateBareNames)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		v, err := set(c, ctx, args[0])
 		switch {
 		case err != nil:
@@ -208,20 +210,20 @@ func (a templateCommands) visibilityCmd(cmd *cobra.Command, set func(*atoll.Clie
 }
 
 func (a templateCommands) templateRemoveCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "rm NAME[:TAG]...", Short: "Remove names of templates", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeOf(templateNames), Example: `  atoll template rm tools:stable`}
-	return a.daemonRemove(cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
+	cmd := &cobra.Command{Use: "rm NAME[:TAG]...", Short: "Remove names of templates", Args: cobra.MinimumNArgs(1), ValidArgsFunction: resource.CompleteOf(a.Env, resource.TemplateNames), Example: `  atoll template rm tools:stable`}
+	return resource.DaemonRemove(a.Env, cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
 		return c.RemoveTemplate(ctx, name)
 	})
 }
 
 func (a templateCommands) templatePruneCmd() *cobra.Command {
-	var unused durationFlag
+	var unused resource.DurationFlag
 	var asJSON bool
 	cmd := &cobra.Command{Use: "prune", Short: "Remove the build cache; templates stay", Args: cobra.NoArgs, Example: `  atoll template prune --unused 24h`}
-	unused = durationFlag(7 * 24 * time.Hour)
+	unused = resource.DurationFlag(7 * 24 * time.Hour)
 	cmd.Flags().Var(&unused, "unused", "only entries that no build has used for this long")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = a.withDaemon(func(ctx context.Context, c *atoll.Client, _ []string) error {
+	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, _ []string) error {
 		freed, err := c.PruneTemplates(ctx, time.Duration(unused))
 		switch {
 		case err != nil:

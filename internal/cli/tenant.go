@@ -13,6 +13,8 @@ import (
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/admin"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
@@ -28,7 +30,7 @@ type limitFlag struct {
 }
 
 // tenantCommands are atoll tenant.
-type tenantCommands struct{ *Env }
+type tenantCommands struct{ *target.Env }
 
 func (f *limitFlag) Set(text string) (err error) {
 	if f.lifted = text == "none"; f.lifted {
@@ -126,8 +128,8 @@ func number(to **float64) limitFlag {
 }
 
 func (a tenantCommands) tenantCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "tenant", Short: "Make, show and limit tenants of the daemon", GroupID: groupDaemon,
+	return resource.Parent(&cobra.Command{
+		Use: "tenant", Short: "Make, show and limit tenants of the daemon", GroupID: resource.GroupDaemon,
 		Long: `A tenant is one customer of the daemon. Tenants are isolated from each other. Only
 the owner of the machine, through the daemon's socket, may create and change tenants;
 see also: atoll key create --tenant.`,
@@ -155,7 +157,7 @@ func (a tenantCommands) tenantCreateCmd() *cobra.Command {
 
 // tenantCommand adapts a command that is about one tenant and shows it.
 func (a tenantCommands) tenantCommand(asJSON *bool, do func(context.Context, *admin.Client, string) (operator.Tenant, error)) func(*cobra.Command, []string) error {
-	return a.withDaemon(func(ctx context.Context, c *atoll.Client, args []string) error {
+	return resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		t, err := do(ctx, c.Admin(), strings.Join(args, ""))
 		if err != nil {
 			return err
@@ -194,7 +196,7 @@ func (a tenantCommands) tenantListCmd() *cobra.Command {
 		Use: "ls", Short: "List tenants", Args: cobra.NoArgs,
 		Example: `  atoll tenant ls`,
 	}
-	return daemonList(a.Env, cmd, "NAME STATE BOXES MEMORY CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]operator.Tenant, error) {
+	return resource.DaemonList(a.Env, cmd, "NAME STATE BOXES MEMORY CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]operator.Tenant, error) {
 		return c.Admin().Tenants(ctx)
 	}, func(t operator.Tenant) []string {
 		state := "enabled"

@@ -13,6 +13,8 @@ import (
 	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -58,7 +60,7 @@ func (a listCommands) topCmd() *cobra.Command {
 	var once, asJSON, allTenants, details bool
 	var sortBy string
 	var wanted, filter []string
-	every := durationFlag(2 * time.Second)
+	every := resource.DurationFlag(2 * time.Second)
 	cmd := &cobra.Command{
 		Use:     "top [SANDBOX...]",
 		Aliases: []string{"stats"},
@@ -71,8 +73,8 @@ Watching a sandbox does not count as use: idle policies apply all the same.`,
 		Example: `  atoll top --no-stream
   atoll top --no-stream --sort memory --json
   atoll top --no-stream --details --label team=red`,
-		GroupID:           groupBox,
-		ValidArgsFunction: a.completeSandboxes,
+		GroupID:           resource.GroupBox,
+		ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	flags := cmd.Flags()
 	flags.BoolVar(&once, "no-stream", false, "show one sample and end")
@@ -82,22 +84,22 @@ Watching a sandbox does not count as use: idle policies apply all the same.`,
 	flags.StringArrayVarP(&filter, "filter", "f", nil, "only those with this KEY=VALUE: name (a part of it), id (how it begins), image, label")
 	flags.StringVar(&sortBy, "sort", "cpu", "by name, cpu, memory, disk or pids")
 	flags.Var(&every, "interval", "time between two samples")
-	allTenantsFlag(flags, &allTenants)
+	target.AllTenantsFlag(flags, &allTenants)
 	cmd.MarkFlagsMutuallyExclusive("json", "details")
 	_ = cmd.RegisterFlagCompletionFunc("sort", cobra.FixedCompletions([]string{"name", "cpu", "memory", "disk", "pids"}, cobra.ShellCompDirectiveNoFileComp))
-	cmd.RunE = interruptible(func(ctx context.Context, args []string) error {
+	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
 		order := orders[sortBy]
 		if order == nil {
 			return term.BadFlag("sort", "%q is not one of name, cpu, memory, disk and pids", sortBy)
 		}
-		match, err := parseFilters(filter)
+		match, err := resource.ParseFilters(filter)
 		if err != nil {
 			return err
 		}
 		if _, given := match["state"]; given {
 			return term.BadFlag("filter", "only running sandboxes consume something; for the others use: atoll ls --filter state=STATE")
 		}
-		target, err := a.targetOf(ctx, allTenants)
+		target, err := a.TargetOf(ctx, allTenants)
 		if err != nil {
 			return err
 		}
@@ -218,10 +220,10 @@ type usager interface {
 
 // meter measures sandboxes repeatedly.
 type meter struct {
-	target  target
+	target  target.Sandboxes
 	only    []string // names or ids; none: all
 	labels  []string
-	filters filters
+	filters resource.Filters
 	details bool
 	boxes   map[sandbox.ID]usager
 	before  map[sandbox.ID]sandbox.Usage
@@ -260,7 +262,7 @@ func (m *meter) sample(ctx context.Context) ([]load, error) {
 	}
 	all = slices.DeleteFunc(all, func(s sandbox.Sandbox) bool {
 		return s.State != sandbox.Running || len(m.only) > 0 && !slices.Contains(m.only, s.Name) && !slices.Contains(m.only, string(s.ID)) ||
-			!hasLabels(s.Labels, m.labels) || !m.filters.match(s)
+			!resource.HasLabels(s.Labels, m.labels) || !m.filters.Match(s)
 	})
 	if err := m.open(ctx, all); err != nil {
 		return nil, err
@@ -308,7 +310,7 @@ func (m *meter) open(ctx context.Context, all []sandbox.Sandbox) error {
 		}
 		b, err := m.target.Find(ctx, string(s.ID))
 		if err != nil {
-			if missing(err) {
+			if target.Missing(err) {
 				continue
 			}
 			return err

@@ -15,6 +15,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
@@ -108,7 +110,7 @@ type EgressOptions struct {
 
 // upCommands are atoll up and down.
 type upCommands struct {
-	*Env
+	*target.Env
 	start func(context.Context, UpOptions) (Daemon, error) // nil in a client
 }
 
@@ -165,8 +167,8 @@ type Daemon interface {
 func (a upCommands) upCmd() *cobra.Command {
 	var opts UpOptions
 	var cert, key, keyIn, address, addressIn, proxyIn, config string
-	var drain durationFlag
-	var keep, shared daysFlag
+	var drain resource.DurationFlag
+	var keep, shared resource.DaysFlag
 	var verbose, background bool
 	cmd := &cobra.Command{
 		Use:   "up",
@@ -189,7 +191,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
   atoll up --e2b
   atoll up --bridge
   atoll up --detach`,
-		GroupID: groupDaemon,
+		GroupID: resource.GroupDaemon,
 		Args:    cobra.NoArgs,
 	}
 	flags := cmd.Flags()
@@ -201,8 +203,8 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.Var(&shared, "share-images-keep", "remove what nobody used for this long from images/ in --blobs, at least 14d; 0 keeps all (default 90d)")
 	flags.StringArrayVar(&opts.Buckets, "bucket", nil, "a bucket that can be a workspace, [TENANT/]NAME=s3://BUCKET/PREFIX?endpoint=URL&region=NAME, with credentials as for --blobs; may be repeated; see: atoll workspace create")
 	flags.BoolVar(&opts.PlainSnapshots, "plain-snapshots", false, "do not encrypt snapshots there with workspace.key")
-	flags.Var((*sizeFlag)(&opts.SnapshotCache), "snapshot-cache", "disk space for copies of saved snapshots on this machine, in bytes (default 16g)")
-	flags.Var((*sizeFlag)(&opts.StreamRate), "stream-rate", "bytes per second that a stream of a desktop, terminal or port carries in each direction; all streams of a tenant carry eight times as many (default 8m)")
+	flags.Var((*resource.SizeFlag)(&opts.SnapshotCache), "snapshot-cache", "disk space for copies of saved snapshots on this machine, in bytes (default 16g)")
+	flags.Var((*resource.SizeFlag)(&opts.StreamRate), "stream-rate", "bytes per second that a stream of a desktop, terminal or port carries in each direction; all streams of a tenant carry eight times as many (default 8m)")
 	flags.StringSliceVar(&opts.Shared, "share-provider", nil, "provider that callers with an API key may choose, besides the one of this daemon; may be repeated")
 	flags.StringVar(&opts.Listen, "listen", "", "also listen on this TCP address, HOST:PORT; needs --tls-cert and --tls-key")
 	flags.StringVar(&cert, "tls-cert", "", "file with the certificate, in PEM")
@@ -224,7 +226,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringVar(&opts.OTLP, "otlp", "", "send traces and events to this OpenTelemetry collector, http://HOST:4318 (default: as the OTEL_EXPORTER_OTLP_ variables say, else nowhere)")
 	flags.IntVar(&opts.Pool, "pool", defaultPool(), "number of warm sandboxes to keep per image (0 disables the pool)")
 	flags.Var(&drain, "drain", "how long requests may go on when the daemon ends (default 5s)")
-	flags.Var((*durationFlag)(&opts.SessionGrace), "session-grace", "how long to keep the sandbox of a session without holders (default 15m)")
+	flags.Var((*resource.DurationFlag)(&opts.SessionGrace), "session-grace", "how long to keep the sandbox of a session without holders (default 15m)")
 	flags.BoolVarP(&background, "detach", "d", false, "run it in the background")
 	flags.BoolVarP(&verbose, "verbose", "v", false, "log more")
 	cmd.MarkFlagsRequiredTogether("tls-cert", "tls-key")
@@ -248,12 +250,12 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 			level = slog.LevelDebug
 		}
 		opts.Logger = slog.New(slog.NewTextHandler(a.Stderr, &slog.HandlerOptions{Level: level}))
-		opts.StateDir, opts.Provider, opts.Drain = a.stateDir, a.chosenProvider(), time.Duration(drain)
+		opts.StateDir, opts.Provider, opts.Drain = a.StateDir, a.ChosenProvider(), time.Duration(drain)
 		opts.AuditKeep, opts.ShareImagesKeep = time.Duration(keep), time.Duration(shared)
 		if !cmd.Flags().Changed("share-images-keep") {
 			opts.ShareImagesKeep = defaultImagesKeep
 		} else if shared != 0 && time.Duration(shared) < minImagesKeep {
-			return badFlag("share-images-keep", "%v is neither 0 nor at least 14d", time.Duration(shared))
+			return term.BadFlag("share-images-keep", "%v is neither 0 nor at least 14d", time.Duration(shared))
 		}
 		if g := opts.SessionGrace; g != 0 && (g < minGrace || g > maxGrace) {
 			return term.BadFlag("session-grace", "%v is not between %v and %v", g, minGrace, maxGrace)
@@ -268,7 +270,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 			return term.BadFlag("node-key-file", "there are no nodes; name some with --node, --nodes-file or --node-service")
 		}
 		var err error
-		if opts.Store, err = a.storeAddress(address, addressIn); err != nil {
+		if opts.Store, err = storeAddress(a.Env, address, addressIn); err != nil {
 			return err
 		}
 		if opts.Egress.Proxy, err = proxyAddress(opts.Egress.Proxy, proxyIn); err != nil {
@@ -350,9 +352,9 @@ func (a upCommands) runDaemon(ctx context.Context, opts UpOptions) error {
 	signal.Notify(again, syscall.SIGHUP)
 	defer signal.Stop(again)
 	if a.start == nil {
-		return a.inEngine("no daemon can run on this machine")
+		return a.InEngine("no daemon can run on this machine")
 	}
-	a.Warn(a.warningOf(opts.Provider))
+	a.Warn(a.WarningOf(opts.Provider))
 	d, err := a.start(ctx, opts)
 	if err != nil {
 		return err

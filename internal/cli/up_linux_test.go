@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/internal/cli/clitest"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 )
 
@@ -40,7 +41,7 @@ func (d *startedDaemon) Reload(context.Context) error {
 // started.
 func TestReloadDuringStart(t *testing.T) {
 	d := &startedDaemon{failed: make(chan error, 1)}
-	a := &Env{Term: &term.Term{Stderr: new(bytes.Buffer), LookupEnv: clitest.Lookup(nil)}}
+	a := &target.Env{Term: &term.Term{Stderr: new(bytes.Buffer), LookupEnv: clitest.Lookup(nil)}}
 	start := func(context.Context, UpOptions) (Daemon, error) { return d, syscall.Kill(os.Getpid(), syscall.SIGHUP) }
 	if err := (upCommands{a, start}).runDaemon(t.Context(), UpOptions{}); err != nil {
 		t.Fatal(err)

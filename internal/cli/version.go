@@ -6,30 +6,33 @@ import (
 	"fmt"
 
 	"github.com/spf13/cobra"
+
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 )
 
-func (a *Env) versionCmd() *cobra.Command {
+func versionCmd(a *target.Env) *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:     "version",
 		Short:   "Show the version",
 		Example: `  atoll version --json`,
-		GroupID: groupMachine,
+		GroupID: resource.GroupMachine,
 		Args:    cobra.NoArgs,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
-	cmd.RunE = interruptible(func(context.Context, []string) error {
+	cmd.RunE = resource.Interruptible(func(context.Context, []string) error {
 		v := a.Version
 		if asJSON {
 			return a.PrintJSON(v)
 		}
-		return a.Println(a.versionLine())
+		return a.Println(versionLine(a))
 	})
 	return cmd
 }
 
 // versionLine is the output of atoll version and atoll --version.
-func (a *Env) versionLine() string {
+func versionLine(a *target.Env) string {
 	v := a.Version
 	return fmt.Sprintf("atoll %s (gVisor %s, %s, %s/%s)", cmp.Or(v.Atoll, "unknown"), cmp.Or(v.Engine, "unknown"), v.Go, v.OS, v.Arch)
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/atoll-run/atoll"
+	"github.com/atoll-run/atoll/internal/cli/resource"
+	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
@@ -24,7 +26,7 @@ type workspaceFlags struct {
 }
 
 // workspaceCommands are atoll workspace.
-type workspaceCommands struct{ *Env }
+type workspaceCommands struct{ *target.Env }
 
 func (f *workspaceFlags) register(flags *pflag.FlagSet) {
 	flags.StringArrayVar(&f.names, "workspace", nil, "attach this workspace at "+sandbox.WorkspaceDir+": NAME, NAME:ro to read only, or NAME:shared with others; may be repeated with a place for each, NAME[:ro|:shared]:/PATH; see: atoll workspace")
@@ -68,8 +70,8 @@ func workspaceSpec(text string) (w sandbox.WorkspaceMount, err error) {
 }
 
 func (a workspaceCommands) workspaceCmd() *cobra.Command {
-	return parent(&cobra.Command{
-		Use: "workspace", Short: "Manage versioned directories that outlive sandboxes", GroupID: groupDaemon,
+	return resource.Parent(&cobra.Command{
+		Use: "workspace", Short: "Manage versioned directories that outlive sandboxes", GroupID: resource.GroupDaemon,
 		Long: `A workspace is a directory that outlives sandboxes, the daemon and the machine. A
 sandbox (atoll run --workspace NAME) sees it at ` + sandbox.WorkspaceDir + `. When the sandbox is
 removed, a new version of the workspace is saved. One sandbox at a time can write to
@@ -83,7 +85,7 @@ it, or any number can read it.`,
 
 func (a workspaceCommands) workspaceCreateCmd() *cobra.Command {
 	var opts durable.NewWorkspace
-	var most sizeFlag
+	var most resource.SizeFlag
 	cmd := &cobra.Command{
 		Use: "create [flags] NAME", Short: "Make an empty workspace", Args: cobra.ExactArgs(1),
 		Long: `Create makes an empty workspace. With --bucket the workspace is an existing bucket:
@@ -95,7 +97,7 @@ history, and removing the workspace does not change the bucket.`,
 	cmd.Flags().BoolVar(&opts.Encrypted, "encrypt", false, "encrypt what is stored with a key of the daemon")
 	cmd.Flags().StringVar(&opts.Bucket, "bucket", "", "the workspace is this bucket of an S3 service, under the name it was given by atoll up --bucket; it has no versions")
 	cmd.Flags().Var(&most, "max-size", "size limit of one version, in bytes; larger versions are not saved")
-	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.Workspace, error) {
+	return resource.DaemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.Workspace, error) {
 		opts.Name, opts.MaxBytes = args[0], int64(most)
 		return c.CreateWorkspace(ctx, opts)
 	}, func(w durable.Workspace) error { return a.Printf("%s\n", w.Name) })
@@ -114,7 +116,7 @@ func attachedText(w durable.Workspace) string {
 
 func (a workspaceCommands) workspaceListCmd() *cobra.Command {
 	cmd := &cobra.Command{Use: "ls", Short: "List workspaces", Args: cobra.NoArgs, Example: `  atoll workspace ls`}
-	return daemonList(a.Env, cmd, "NAME STATE ATTACHED CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.Workspace, error) {
+	return resource.DaemonList(a.Env, cmd, "NAME STATE ATTACHED CREATED", func(ctx context.Context, c *atoll.Client, _ []string) ([]durable.Workspace, error) {
 		return c.Workspaces(ctx)
 	}, func(w durable.Workspace) []string {
 		state := "ok"
@@ -126,8 +128,8 @@ func (a workspaceCommands) workspaceListCmd() *cobra.Command {
 }
 
 func (a workspaceCommands) workspaceInspectCmd() *cobra.Command {
-	cmd := &cobra.Command{Use: "inspect NAME", Short: "Show a workspace", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(workspaceNames), Example: `  atoll workspace inspect notes`}
-	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.Workspace, error) {
+	cmd := &cobra.Command{Use: "inspect NAME", Short: "Show a workspace", Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteOf(a.Env, resource.WorkspaceNames), Example: `  atoll workspace inspect notes`}
+	return resource.DaemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.Workspace, error) {
 		return c.Workspace(ctx, args[0])
 	}, func(w durable.Workspace) error {
 		rows := [][]string{
@@ -151,9 +153,9 @@ func (a workspaceCommands) workspaceInspectCmd() *cobra.Command {
 
 func (a workspaceCommands) workspaceHistoryCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "history NAME", Short: "List the versions of a workspace, newest first", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(workspaceNames), Example: `  atoll workspace history notes`,
+		Use: "history NAME", Short: "List the versions of a workspace, newest first", Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteOf(a.Env, resource.WorkspaceNames), Example: `  atoll workspace history notes`,
 	}
-	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]durable.WorkspaceVersion, error) {
+	return resource.DaemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) ([]durable.WorkspaceVersion, error) {
 		return c.WorkspaceVersions(ctx, args[0])
 	}, func(all []durable.WorkspaceVersion) error {
 		rows := make([][]string, len(all))
@@ -175,7 +177,7 @@ func versionArg(text string) (int, error) {
 
 func (a workspaceCommands) workspaceDiffCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "diff NAME FROM [TO]", Short: "Show what changed between two versions", Args: cobra.RangeArgs(2, 3), ValidArgsFunction: a.completeOf(workspaceNames),
+		Use: "diff NAME FROM [TO]", Short: "Show what changed between two versions", Args: cobra.RangeArgs(2, 3), ValidArgsFunction: resource.CompleteOf(a.Env, resource.WorkspaceNames),
 		Long: `Diff lists what changed from one version to another, or to the newest: A is added,
 D removed, M modified, and T touched (another mode, owner, time or attribute).`,
 		Example: `  atoll workspace diff notes 1`,
@@ -184,7 +186,7 @@ D removed, M modified, and T touched (another mode, owner, time or attribute).`,
 		Changes []durable.WorkspaceChange `json:"changes"`
 		More    bool                      `json:"more,omitempty"`
 	}
-	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (d diff, err error) {
+	return resource.DaemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (d diff, err error) {
 		var numbers [2]int
 		for i, text := range args[1:] {
 			if numbers[i], err = versionArg(text); err != nil {
@@ -210,13 +212,13 @@ D removed, M modified, and T touched (another mode, owner, time or attribute).`,
 func (a workspaceCommands) workspaceRestoreCmd() *cobra.Command {
 	var note string
 	cmd := &cobra.Command{
-		Use: "restore [flags] NAME VERSION", Short: "Make an older version the newest", Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeOf(workspaceNames),
+		Use: "restore [flags] NAME VERSION", Short: "Make an older version the newest", Args: cobra.ExactArgs(2), ValidArgsFunction: resource.CompleteOf(a.Env, resource.WorkspaceNames),
 		Long: `Restore makes a new version with the content of an older one. The versions in between
 stay in the history.`,
 		Example: `  atoll workspace restore notes 1`,
 	}
 	cmd.Flags().StringVar(&note, "note", "", "kept with the new version (default: where it is from)")
-	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspaceVersion, error) {
+	return resource.DaemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspaceVersion, error) {
 		n, err := versionArg(args[1])
 		if err != nil {
 			return durable.WorkspaceVersion{}, err
@@ -231,23 +233,23 @@ stay in the history.`,
 func (a workspaceCommands) workspacePersistCmd() *cobra.Command {
 	var note string
 	cmd := &cobra.Command{
-		Use: "persist [flags] NAME", Short: "Save a version of a workspace now", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(workspaceNames),
+		Use: "persist [flags] NAME", Short: "Save a version of a workspace now", Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteOf(a.Env, resource.WorkspaceNames),
 		Long: `Persist saves a version, even while a sandbox changes the workspace: each file is
 consistent in itself, but not with other files. Removing the sandbox saves a version
 anyway.`,
 		Example: `  atoll workspace persist --note "before the upgrade" notes`,
 	}
 	cmd.Flags().StringVar(&note, "note", "", "kept with the version")
-	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspaceVersion, error) {
+	return resource.DaemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspaceVersion, error) {
 		return c.PersistWorkspace(ctx, args[0], note)
 	}, func(v durable.WorkspaceVersion) error { return a.Printf("version %d\n", v.Number) })
 }
 
 func (a workspaceCommands) workspacePruneCmd() *cobra.Command {
 	var keep atoll.Keep
-	var within durationFlag
+	var within resource.DurationFlag
 	cmd := &cobra.Command{
-		Use: "prune [flags] NAME", Short: "Remove old versions and free their space", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(workspaceNames),
+		Use: "prune [flags] NAME", Short: "Remove old versions and free their space", Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteOf(a.Env, resource.WorkspaceNames),
 		Long: `Prune removes the versions that neither flag keeps, except the newest, and the data
 that no version needs. Without a flag it keeps all versions and only removes unused
 data.`,
@@ -255,7 +257,7 @@ data.`,
 	}
 	cmd.Flags().IntVar(&keep.Last, "keep-last", 0, "keep this many of the newest")
 	cmd.Flags().Var(&within, "keep-within", "keep all that are newer than this, such as 720h")
-	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspacePruned, error) {
+	return resource.DaemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspacePruned, error) {
 		keep.Within = time.Duration(within)
 		return c.PruneWorkspace(ctx, args[0], keep)
 	}, func(p durable.WorkspacePruned) error {
@@ -266,11 +268,11 @@ data.`,
 func (a workspaceCommands) workspaceVerifyCmd() *cobra.Command {
 	var deep bool
 	cmd := &cobra.Command{
-		Use: "verify [flags] NAME", Short: "Check that every version can be restored", Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeOf(workspaceNames),
+		Use: "verify [flags] NAME", Short: "Check that every version can be restored", Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteOf(a.Env, resource.WorkspaceNames),
 		Example: `  atoll workspace verify --deep notes`,
 	}
 	cmd.Flags().BoolVar(&deep, "deep", false, "read and check all stored data")
-	return daemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspaceReport, error) {
+	return resource.DaemonVerb(a.Env, cmd, func(ctx context.Context, c *atoll.Client, args []string) (durable.WorkspaceReport, error) {
 		return c.VerifyWorkspace(ctx, args[0], deep)
 	}, func(r durable.WorkspaceReport) error {
 		return a.Printf("%d versions in %d chunks, %s: complete\n", r.Versions, r.Chunks, term.BytesText(r.Bytes))
@@ -279,9 +281,9 @@ func (a workspaceCommands) workspaceVerifyCmd() *cobra.Command {
 
 func (a workspaceCommands) workspaceRemoveCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "rm NAME...", Short: "Remove workspaces with all their versions", Args: cobra.MinimumNArgs(1), ValidArgsFunction: a.completeOf(workspaceNames), Example: `  atoll workspace rm notes`,
+		Use: "rm NAME...", Short: "Remove workspaces with all their versions", Args: cobra.MinimumNArgs(1), ValidArgsFunction: resource.CompleteOf(a.Env, resource.WorkspaceNames), Example: `  atoll workspace rm notes`,
 	}
-	return a.daemonRemove(cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
+	return resource.DaemonRemove(a.Env, cmd, "", func(ctx context.Context, c *atoll.Client, name string, _ bool) error {
 		return c.RemoveWorkspace(ctx, name)
 	})
 }

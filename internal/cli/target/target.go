@@ -1,4 +1,4 @@
-package cli
+package target
 
 import (
 	"cmp"
@@ -18,24 +18,24 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// target is where sandboxes are: this machine, or a daemon.
-type target interface {
-	Find(ctx context.Context, ref string) (box, error)
+// Sandboxes is where sandboxes are: this machine, or a daemon.
+type Sandboxes interface {
+	Find(ctx context.Context, ref string) (Sandbox, error)
 	// List returns the sandboxes that exist, oldest first.
 	List(ctx context.Context) ([]sandbox.Sandbox, error)
-	// warning is shown to everyone who makes a sandbox with the provider.
-	warning(ctx context.Context, provider string) string
+	// Warning is shown to everyone who makes a sandbox with the provider.
+	Warning(ctx context.Context, provider string) string
 	// Run makes a sandbox, runs a command in it, and removes it, as
 	// engine.Engine.Run.
-	Run(ctx context.Context, req engine.RunRequest, use func(context.Context, box, driver.Process) error) (sandbox.Exit, error)
+	Run(ctx context.Context, req engine.RunRequest, use func(context.Context, Sandbox, driver.Process) error) (sandbox.Exit, error)
 	// Start makes a sandbox that stays, with the command in its background.
-	Start(ctx context.Context, req engine.RunRequest) (box, error)
-	// tidy removes what an earlier run left behind, where that is ours to do.
-	tidy(ctx context.Context)
+	Start(ctx context.Context, req engine.RunRequest) (Sandbox, error)
+	// Tidy removes what an earlier run left behind, where that is ours to do.
+	Tidy(ctx context.Context)
 }
 
-// box is a sandbox that commands act on.
-type box interface {
+// Sandbox is a sandbox that commands act on.
+type Sandbox interface {
 	Name() string
 	// Limits are the limits that its provider is known not to enforce.
 	Limits() map[string]sandbox.Enforcement
@@ -47,31 +47,31 @@ type box interface {
 	// Stop ends it, and reports whether its files are kept.
 	Stop(ctx context.Context, grace time.Duration) (kept bool, err error)
 	Destroy(ctx context.Context) error
-	Files() boxFiles
+	Files() Files
 }
 
-// boxFiles is what copying needs of the files of a sandbox.
-type boxFiles interface {
+// Files is what copying needs of the files of a sandbox.
+type Files interface {
 	Stat(ctx context.Context, path string) (sandbox.FileInfo, error)
 	List(ctx context.Context, path string, opts driver.ListOptions) iter.Seq2[sandbox.FileInfo, error]
 	Export(ctx context.Context, path string, w io.Writer, opts driver.ExportOptions) error
 	Import(ctx context.Context, path string, r io.Reader, opts driver.ImportOptions) error
 }
 
-// daemon returns a client of the daemon to use: the one that $ATOLL_HOST or a context names,
+// Daemon returns a client of the daemon to use: the one that $ATOLL_HOST or a context names,
 // else the one that listens in the state directory. Without one it is nil. One
 // that listens and does not answer is an error. A provider is chosen within the
 // daemon.
-func (a *Env) daemon(ctx context.Context) (*atoll.Client, error) {
-	if a.client != nil {
-		return a.client, nil
+func (a *Env) Daemon(ctx context.Context) (*atoll.Client, error) {
+	if a.Client != nil {
+		return a.Client, nil
 	}
-	d, _, err := a.namedDaemon()
+	d, _, err := a.NamedDaemon()
 	if err != nil {
 		return nil, err
 	}
 	if d.Host == "" {
-		return a.localDaemon(ctx)
+		return localDaemon(ctx, a)
 	}
 	c, err := atoll.New(atoll.Options{Host: d.Host, Key: d.Key})
 	if err != nil {
@@ -83,17 +83,17 @@ func (a *Env) daemon(ctx context.Context) (*atoll.Client, error) {
 // connected keeps a client until the command ends, and returns the one that acts
 // in the tenant of --tenant.
 func (a *Env) connected(c *atoll.Client) *atoll.Client {
-	a.conn, a.client = c, c
-	if a.tenant != "" {
-		a.client = c.WithTenant(a.tenant)
+	a.conn, a.Client = c, c
+	if a.Tenant != "" {
+		a.Client = c.WithTenant(a.Tenant)
 	}
-	return a.client
+	return a.Client
 }
 
 // localDaemon returns a client of the daemon of the state directory, nil if none
 // runs.
-func (a *Env) localDaemon(ctx context.Context) (*atoll.Client, error) {
-	socket := a.socket()
+func localDaemon(ctx context.Context, a *Env) (*atoll.Client, error) {
+	socket := a.Socket()
 	if _, err := os.Stat(socket); err != nil {
 		return nil, nil
 	}
@@ -102,16 +102,16 @@ func (a *Env) localDaemon(ctx context.Context) (*atoll.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	if runs, err := a.awaitAnswer(ctx, c, socket); err != nil || !runs {
+	if runs, err := awaitAnswer(ctx, a, c, socket); err != nil || !runs {
 		return nil, errors.Join(err, c.Close())
 	}
 	return a.connected(c), nil
 }
 
-// socket is where the daemon of the state directory listens.
-func (a *Env) socket() string {
-	if a.stateDir != "" {
-		return filepath.Join(a.stateDir, atoll.SocketName)
+// Socket is where the daemon of the state directory listens.
+func (a *Env) Socket() string {
+	if a.StateDir != "" {
+		return filepath.Join(a.StateDir, atoll.SocketName)
 	}
 	path, err := atoll.DefaultSocket()
 	if err != nil {
@@ -120,21 +120,21 @@ func (a *Env) socket() string {
 	return path
 }
 
-// target returns the daemon if there is one, else this machine.
-func (a *Env) target(ctx context.Context) (target, error) {
-	c, err := a.daemon(ctx)
+// Sandboxes returns the daemon if there is one, else this machine.
+func (a *Env) Sandboxes(ctx context.Context) (Sandboxes, error) {
+	c, err := a.Daemon(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if c != nil {
-		return a.remote(c), nil
+		return a.Remote(c), nil
 	}
 	return a.here(ctx, false)
 }
 
 // here returns this machine.
-func (a *Env) here(ctx context.Context, attached bool) (target, error) {
-	if a.tenant != "" {
+func (a *Env) here(ctx context.Context, attached bool) (Sandboxes, error) {
+	if a.Tenant != "" {
 		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: "tenant", Message: "tenants belong to a daemon, and none runs", Hint: "start one with: atoll up"}
 	}
 	c, err := a.openEngine(ctx, attached)
@@ -144,37 +144,37 @@ func (a *Env) here(ctx context.Context, attached bool) (target, error) {
 	return local{a, c}, nil
 }
 
-// runnerFor returns where to run what a request asks for: the daemon, if one
+// RunnerFor returns where to run what a request asks for: the daemon, if one
 // runs. Snapshots, templates, idle policies, stored profiles and secrets need
 // one. Sandboxes that stay should have a daemon, but work without if none may
 // be started. Without a daemon, a sandbox that goes away with its command is
 // tied to this process by the kernel.
-func (a *Env) runnerFor(ctx context.Context, req *engine.RunRequest, detach bool) (target, error) {
-	c, err := a.daemon(ctx)
+func (a *Env) RunnerFor(ctx context.Context, req *engine.RunRequest, detach bool) (Sandboxes, error) {
+	c, err := a.Daemon(ctx)
 	if err != nil {
 		return nil, err
 	}
 	stays := req.Keep || detach
 	weak := false
-	if c == nil && !a.noDaemon() {
-		if weak, err = a.tooWeak(ctx, &req.Spec); err != nil {
+	if c == nil && !a.NoDaemon() {
+		if weak, err = tooWeak(ctx, a, &req.Spec); err != nil {
 			return nil, err
 		}
 	}
-	if c == nil && (weak || needsDaemon(&req.Spec) || stays && !a.noDaemon()) {
-		if c, err = a.mustDaemon(ctx); err != nil {
+	if c == nil && (weak || needsDaemon(&req.Spec) || stays && !a.NoDaemon()) {
+		if c, err = a.MustDaemon(ctx); err != nil {
 			return nil, err
 		}
 	}
 	if c == nil {
 		return a.here(ctx, !stays)
 	}
-	return a.remote(c), nil
+	return a.Remote(c), nil
 }
 
 // tooWeak reports whether the provider of a program without a daemon isolates less
 // than is demanded. A daemon chooses another one.
-func (a *Env) tooWeak(ctx context.Context, spec *sandbox.Spec) (bool, error) {
+func tooWeak(ctx context.Context, a *Env, spec *sandbox.Spec) (bool, error) {
 	if spec.Isolation == "" || spec.Provider != "" {
 		return false, nil
 	}
@@ -190,12 +190,12 @@ func needsDaemon(spec *sandbox.Spec) bool {
 		spec.Network.Profile != "" || len(spec.Secrets) != 0 || spec.Redact || len(spec.Workspaces) > 0 || spec.Main != nil || len(spec.Ports) > 0
 }
 
-// find returns the sandbox of that name.
-func (a *Env) find(ctx context.Context, name string) (box, error) {
-	if a.sessions {
-		return a.findSession(ctx, name)
+// Find returns the sandbox of that name.
+func (a *Env) Find(ctx context.Context, name string) (Sandbox, error) {
+	if a.Sessions {
+		return findSession(ctx, a, name)
 	}
-	t, err := a.target(ctx)
+	t, err := a.Sandboxes(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -214,13 +214,13 @@ type localBox struct{ *engine.Sandbox }
 // Main implements box. A main command needs a daemon.
 func (b localBox) Main() *sandbox.MainCommand { return nil }
 
-func (b localBox) Files() boxFiles { return b.Sandbox.Files() }
+func (b localBox) Files() Files { return b.Sandbox.Files() }
 
 func (b localBox) Stop(ctx context.Context, grace time.Duration) (bool, error) {
 	return false, b.Sandbox.Stop(ctx, grace)
 }
 
-func (l local) Find(ctx context.Context, ref string) (box, error) {
+func (l local) Find(ctx context.Context, ref string) (Sandbox, error) {
 	b, err := l.Engine.Find(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -228,13 +228,13 @@ func (l local) Find(ctx context.Context, ref string) (box, error) {
 	return localBox{b}, nil
 }
 
-func (l local) Run(ctx context.Context, req engine.RunRequest, use func(context.Context, box, driver.Process) error) (sandbox.Exit, error) {
+func (l local) Run(ctx context.Context, req engine.RunRequest, use func(context.Context, Sandbox, driver.Process) error) (sandbox.Exit, error) {
 	return l.Engine.Run(ctx, req, func(ctx context.Context, b *engine.Sandbox, p driver.Process) error {
 		return use(ctx, localBox{b}, p)
 	})
 }
 
-func (l local) Start(ctx context.Context, req engine.RunRequest) (box, error) {
+func (l local) Start(ctx context.Context, req engine.RunRequest) (Sandbox, error) {
 	b, _, err := l.Engine.Start(ctx, req)
 	if err != nil {
 		return nil, err
@@ -242,8 +242,8 @@ func (l local) Start(ctx context.Context, req engine.RunRequest) (box, error) {
 	return localBox{b}, nil
 }
 
-func (l local) tidy(ctx context.Context) { l.env.sweep(ctx, l.Engine) }
+func (l local) Tidy(ctx context.Context) { sweep(ctx, l.env, l.Engine) }
 
-func (l local) warning(_ context.Context, provider string) string {
-	return l.env.warningOf(cmp.Or(provider, l.env.chosenProvider()))
+func (l local) Warning(_ context.Context, provider string) string {
+	return l.env.WarningOf(cmp.Or(provider, l.env.ChosenProvider()))
 }

@@ -1,4 +1,4 @@
-package cli
+package target
 
 import (
 	"slices"
@@ -9,10 +9,10 @@ import (
 // withoutEngine are commands that never need the engine.
 var withoutEngine = []string{"version", "completion", "help", "context", "down", cobra.ShellCompRequestCmd, cobra.ShellCompNoDescRequestCmd}
 
-// beginInEngine continues a command in the engine if there is no daemon, before
+// BeginInEngine continues a command in the engine if there is no daemon, before
 // the command has read anything, such as its standard input. With a daemon, the
 // few commands that need the engine continue there later.
-func (a *Env) beginInEngine(cmd *cobra.Command, args []string) error {
+func (a *Env) BeginInEngine(cmd *cobra.Command, args []string) error {
 	top := cmd
 	for top.HasParent() && top.Parent().HasParent() {
 		top = top.Parent()
@@ -20,18 +20,18 @@ func (a *Env) beginInEngine(cmd *cobra.Command, args []string) error {
 	if a.Engine == nil || top.Hidden || slices.Contains(withoutEngine, top.Name()) || cmd.HasSubCommands() && len(args) == 0 {
 		return nil
 	}
-	d, _, err := a.namedDaemon()
-	if err != nil || d.Host != "" || listens(cmd.Context(), a.socket()) {
+	d, _, err := a.NamedDaemon()
+	if err != nil || d.Host != "" || listens(cmd.Context(), a.Socket()) {
 		return nil //nolint:nilerr // the command returns it
 	}
-	return a.Engine(a.stateDir)
+	return a.Engine(a.StateDir)
 }
 
-// inEngine continues a command in the engine. A program without one returns what
+// InEngine continues a command in the engine. A program without one returns what
 // cannot be done.
-func (a *Env) inEngine(what string) error {
+func (a *Env) InEngine(what string) error {
 	if a.Engine == nil {
 		return clientOnly(what)
 	}
-	return a.Engine(a.stateDir)
+	return a.Engine(a.StateDir)
 }

@@ -1,4 +1,4 @@
-package cli
+package target
 
 import (
 	"context"
@@ -17,21 +17,21 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// remote is a daemon.
-type remote struct {
+// Remote is a daemon.
+type Remote struct {
 	env    *Env
 	client *atoll.Client
 }
 
-func (a *Env) remote(c *atoll.Client) remote { return remote{a, c} }
+func (a *Env) Remote(c *atoll.Client) Remote { return Remote{a, c} }
 
-// warning asks the daemon about a provider that this program does not know. Asking
+// Warning asks the daemon about a provider that this program does not know. Asking
 // makes the daemon probe all of its providers. Without a name, create warns of the
 // provider that the daemon chose.
-func (r remote) warning(ctx context.Context, provider string) string {
+func (r Remote) Warning(ctx context.Context, provider string) string {
 	known := slices.ContainsFunc(r.env.Providers, func(p ProviderInfo) bool { return p.Name == provider })
 	if known || provider == "" {
-		return r.env.warningOf(provider)
+		return r.env.WarningOf(provider)
 	}
 	all, err := r.client.Providers(ctx)
 	if err != nil {
@@ -45,18 +45,18 @@ func (r remote) warning(ctx context.Context, provider string) string {
 	return ""
 }
 
-// tidy leaves it to the daemon to look after its sandboxes.
-func (r remote) tidy(context.Context) {}
+// Tidy leaves it to the daemon to look after its sandboxes.
+func (r Remote) Tidy(context.Context) {}
 
-func (r remote) Find(ctx context.Context, ref string) (box, error) {
+func (r Remote) Find(ctx context.Context, ref string) (Sandbox, error) {
 	s, err := r.client.Get(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	return remoteBox{s}, nil
+	return RemoteSandbox{s}, nil
 }
 
-func (r remote) List(ctx context.Context) ([]sandbox.Sandbox, error) {
+func (r Remote) List(ctx context.Context) ([]sandbox.Sandbox, error) {
 	var out []sandbox.Sandbox
 	for s, err := range r.client.List(ctx, atoll.ListOptions{}) {
 		if err != nil {
@@ -70,19 +70,19 @@ func (r remote) List(ctx context.Context) ([]sandbox.Sandbox, error) {
 
 // create creates the sandbox of a request and returns it with the command to
 // run in it; nil if there is none.
-func (r remote) create(ctx context.Context, req *engine.RunRequest) (*atoll.Sandbox, *sandbox.Command, error) {
+func (r Remote) create(ctx context.Context, req *engine.RunRequest) (*atoll.Sandbox, *sandbox.Command, error) {
 	spec := req.Spec
 	var err error
-	if spec.Image, err = absoluteImage(spec.Image); err != nil {
+	if spec.Image, err = AbsoluteImage(spec.Image); err != nil {
 		return nil, nil, err
 	}
 	s, err := r.client.Create(ctx, spec, atoll.CreateOptions{Pull: req.Pull, Platform: req.Platform})
 	if err != nil {
 		return nil, nil, err
 	}
-	r.env.noteReason(s.Info())
-	if spec.Provider == "" && !r.env.quiet {
-		r.env.Warn(r.warning(ctx, s.Info().Provider))
+	NoteReason(r.env, s.Info())
+	if spec.Provider == "" && !r.env.Quiet {
+		r.env.Warn(r.Warning(ctx, s.Info().Provider))
 	}
 	cmd := req.Command
 	if cmd.Shell == "" {
@@ -99,9 +99,9 @@ func (r remote) create(ctx context.Context, req *engine.RunRequest) (*atoll.Sand
 	return s, &cmd, nil
 }
 
-// absoluteImage names a local image as the daemon, which works elsewhere, can
+// AbsoluteImage names a local image as the daemon, which works elsewhere, can
 // find it.
-func absoluteImage(image string) (string, error) {
+func AbsoluteImage(image string) (string, error) {
 	for _, form := range []string{"oci:", "docker-archive:", "dir:", "tar:"} {
 		if path, ok := strings.CutPrefix(image, form); ok && !strings.HasPrefix(path, "/") {
 			here, err := filepath.Abs(".")
@@ -119,7 +119,7 @@ const orphanTime = 10 * time.Second
 // remoteTeardown limits the removal of a sandbox after its caller has gone.
 const remoteTeardown = 30 * time.Second
 
-func (r remote) Run(ctx context.Context, req engine.RunRequest, use func(context.Context, box, driver.Process) error) (exit sandbox.Exit, err error) {
+func (r Remote) Run(ctx context.Context, req engine.RunRequest, use func(context.Context, Sandbox, driver.Process) error) (exit sandbox.Exit, err error) {
 	if !req.Keep && req.Spec.Lifetime.Idle == 0 {
 		// If this process is killed, nothing else removes the sandbox.
 		req.Spec.Lifetime.Idle, req.Spec.Lifetime.IdleAction = orphanTime, sandbox.IdleDelete
@@ -146,18 +146,18 @@ func (r remote) Run(ctx context.Context, req engine.RunRequest, use func(context
 			Hint: "say what to run, for example: atoll run -- echo hello",
 		}
 	}
-	p, err := remoteBox{s}.Exec(ctx, *cmd)
+	p, err := RemoteSandbox{s}.Exec(ctx, *cmd)
 	if err != nil {
 		return exit, err
 	}
 	defer p.Close()
-	if err := use(ctx, remoteBox{s}, p); err != nil {
+	if err := use(ctx, RemoteSandbox{s}, p); err != nil {
 		return exit, err
 	}
 	return p.Wait(ctx)
 }
 
-func (r remote) Start(ctx context.Context, req engine.RunRequest) (box, error) {
+func (r Remote) Start(ctx context.Context, req engine.RunRequest) (Sandbox, error) {
 	c := &req.Command
 	if req.Entrypoint == nil || *req.Entrypoint != "" || len(c.Args) > 0 { // create has none at all
 		m := sandbox.MainCommand{}
@@ -171,27 +171,27 @@ func (r remote) Start(ctx context.Context, req engine.RunRequest) (box, error) {
 	if err != nil {
 		return nil, err
 	}
-	return remoteBox{s}, nil
+	return RemoteSandbox{s}, nil
 }
 
 // execHold is how long a command waits for us when the daemon is replaced or
 // the connection is cut. If we are gone, it is then hung up.
 const execHold = 30 * time.Second
 
-// remoteBox is a sandbox of a daemon.
-type remoteBox struct{ *atoll.Sandbox }
+// RemoteSandbox is a sandbox of a daemon.
+type RemoteSandbox struct{ *atoll.Sandbox }
 
-func (b remoteBox) Limits() map[string]sandbox.Enforcement { return b.Info().Limits }
+func (b RemoteSandbox) Limits() map[string]sandbox.Enforcement { return b.Info().Limits }
 
 // Main implements box.
-func (b remoteBox) Main() *sandbox.MainCommand { return b.Info().Main }
+func (b RemoteSandbox) Main() *sandbox.MainCommand { return b.Info().Main }
 
-func (b remoteBox) Stop(ctx context.Context, grace time.Duration) (bool, error) {
+func (b RemoteSandbox) Stop(ctx context.Context, grace time.Duration) (bool, error) {
 	info, err := b.Sandbox.Stop(ctx, grace)
 	return info.State == sandbox.Stopped, err
 }
 
-func (b remoteBox) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error) {
+func (b RemoteSandbox) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error) {
 	if !cmd.Background {
 		cmd.Hold = execHold
 	}
@@ -202,7 +202,7 @@ func (b remoteBox) Exec(ctx context.Context, cmd sandbox.Command) (driver.Proces
 	return p, nil
 }
 
-func (b remoteBox) Reconnect(ctx context.Context, id string) (driver.Process, error) {
+func (b RemoteSandbox) Reconnect(ctx context.Context, id string) (driver.Process, error) {
 	p, err := b.Sandbox.Reconnect(ctx, id)
 	if err != nil {
 		return nil, err
@@ -210,7 +210,7 @@ func (b remoteBox) Reconnect(ctx context.Context, id string) (driver.Process, er
 	return p, nil
 }
 
-func (b remoteBox) Logs(ctx context.Context, id string, opts driver.LogOptions) (driver.LogReader, error) {
+func (b RemoteSandbox) Logs(ctx context.Context, id string, opts driver.LogOptions) (driver.LogReader, error) {
 	r, err := b.Sandbox.Logs(ctx, id, atoll.LogOptions(opts))
 	if err != nil {
 		return nil, err
@@ -218,7 +218,7 @@ func (b remoteBox) Logs(ctx context.Context, id string, opts driver.LogOptions) 
 	return r, nil
 }
 
-func (b remoteBox) Files() boxFiles { return remoteFiles{b.Sandbox.Files()} }
+func (b RemoteSandbox) Files() Files { return remoteFiles{b.Sandbox.Files()} }
 
 // remoteFiles shows files as drivers do.
 type remoteFiles struct{ files atoll.Files }

@@ -1,4 +1,4 @@
-package cli
+package target
 
 import (
 	"context"
@@ -13,37 +13,37 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// allTenantsFlag registers --all-tenants.
-func allTenantsFlag(flags *pflag.FlagSet, all *bool) {
+// AllTenantsFlag registers --all-tenants.
+func AllTenantsFlag(flags *pflag.FlagSet, all *bool) {
 	flags.BoolVar(all, "all-tenants", false, "of all tenants, as the owner of the machine; names are TENANT/NAME")
 }
 
-// targetOf returns where sandboxes are: those of all tenants of the daemon, or
+// TargetOf returns where sandboxes are: those of all tenants of the daemon, or
 // as [Env.target]. Without a daemon there are no tenants.
-func (a *Env) targetOf(ctx context.Context, allTenants bool) (target, error) {
+func (a *Env) TargetOf(ctx context.Context, allTenants bool) (Sandboxes, error) {
 	if !allTenants {
-		return a.target(ctx)
+		return a.Sandboxes(ctx)
 	}
-	c, err := a.daemon(ctx)
+	c, err := a.Daemon(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if c == nil {
 		return a.here(ctx, false)
 	}
-	tenants, err := a.tenants(ctx, c)
+	tenants, err := Tenants(ctx, a, c)
 	return everyTenant{a, tenants}, err
 }
 
 // tenantClient is a client that acts in a tenant.
 type tenantClient struct {
-	name   string
-	client *atoll.Client
+	Name   string
+	Client *atoll.Client
 }
 
-// tenants returns a client for every tenant of a daemon, by name.
-func (a *Env) tenants(ctx context.Context, c *atoll.Client) ([]tenantClient, error) {
-	if a.tenant != "" {
+// Tenants returns a client for every tenant of a daemon, by name.
+func Tenants(ctx context.Context, a *Env, c *atoll.Client) ([]tenantClient, error) {
+	if a.Tenant != "" {
 		return nil, term.BadFlag("all-tenants", "goes without --tenant")
 	}
 	known, err := c.Admin().Tenants(ctx)
@@ -68,12 +68,12 @@ type everyTenant struct {
 func (t everyTenant) List(ctx context.Context) ([]sandbox.Sandbox, error) {
 	var all []sandbox.Sandbox
 	for _, one := range t.of {
-		theirs, err := t.env.remote(one.client).List(ctx)
+		theirs, err := t.env.Remote(one.Client).List(ctx)
 		if err != nil {
 			return nil, err
 		}
 		for _, s := range theirs {
-			s.Name = one.name + "/" + s.Name
+			s.Name = one.Name + "/" + s.Name
 			all = append(all, s)
 		}
 	}
@@ -81,20 +81,20 @@ func (t everyTenant) List(ctx context.Context) ([]sandbox.Sandbox, error) {
 }
 
 // Find implements target, by TENANT/NAME or by id.
-func (t everyTenant) Find(ctx context.Context, ref string) (box, error) {
+func (t everyTenant) Find(ctx context.Context, ref string) (Sandbox, error) {
 	tenant, name, named := strings.Cut(ref, "/")
 	if !named {
 		name = ref
 	}
 	for _, one := range t.of {
-		if named && one.name != tenant {
+		if named && one.Name != tenant {
 			continue
 		}
-		s, err := one.client.Get(ctx, name)
+		s, err := one.Client.Get(ctx, name)
 		switch {
 		case err == nil && (named || string(s.ID()) == name):
-			return boxOfTenant{remoteBox{s}, one.name}, nil
-		case err != nil && !missing(err):
+			return boxOfTenant{RemoteSandbox{s}, one.Name}, nil
+		case err != nil && !Missing(err):
 			return nil, err
 		}
 	}
@@ -103,22 +103,24 @@ func (t everyTenant) Find(ctx context.Context, ref string) (box, error) {
 
 // boxOfTenant is a sandbox of one of all tenants.
 type boxOfTenant struct {
-	remoteBox
+	RemoteSandbox
 	tenant string
 }
 
 // Name implements box.
-func (b boxOfTenant) Name() string { return b.tenant + "/" + b.remoteBox.Name() }
+func (b boxOfTenant) Name() string { return b.tenant + "/" + b.RemoteSandbox.Name() }
 
-func (everyTenant) warning(context.Context, string) string { return "" }
+func (everyTenant) Warning(context.Context, string) string { return "" }
 
-func (everyTenant) tidy(context.Context) {}
+func (everyTenant) Tidy(context.Context) {}
 
-func (everyTenant) Run(context.Context, engine.RunRequest, func(context.Context, box, driver.Process) error) (sandbox.Exit, error) {
+func (everyTenant) Run(context.Context, engine.RunRequest, func(context.Context, Sandbox, driver.Process) error) (sandbox.Exit, error) {
 	return sandbox.Exit{}, oneTenant()
 }
 
-func (everyTenant) Start(context.Context, engine.RunRequest) (box, error) { return nil, oneTenant() }
+func (everyTenant) Start(context.Context, engine.RunRequest) (Sandbox, error) {
+	return nil, oneTenant()
+}
 
 func oneTenant() error {
 	return term.BadFlag("all-tenants", "a sandbox is made in one tenant: give --tenant")

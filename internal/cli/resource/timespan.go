@@ -1,4 +1,4 @@
-package cli
+package resource
 
 import (
 	"strconv"
@@ -10,18 +10,18 @@ import (
 	"github.com/atoll-run/atoll/internal/cli/term"
 )
 
-// spanFlags select what happened in a span of time.
-type spanFlags struct{ since, until string }
+// SpanFlags select what happened in a span of time.
+type SpanFlags struct{ since, until string }
 
-func (f *spanFlags) register(flags *pflag.FlagSet) {
+func (f *SpanFlags) Register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.since, "since", "", "only events since this time: an age such as 10m, or a time")
 	flags.StringVar(&f.until, "until", "", "only events before this time: an age such as 10m, or a time")
 }
 
-// read returns the start and end of the span; zero means open.
-func (f *spanFlags) read() (since, until time.Time, err error) {
-	if since, err = parseTime("since", f.since); err == nil {
-		until, err = parseTime("until", f.until)
+// Read returns the start and end of the span; zero means open.
+func (f *SpanFlags) Read() (since, until time.Time, err error) {
+	if since, err = ParseTime("since", f.since); err == nil {
+		until, err = ParseTime("until", f.until)
 	}
 	if err == nil && !since.IsZero() && !until.IsZero() && until.Before(since) {
 		err = term.BadFlag("until", "%q is before %q", f.until, f.since)
@@ -32,8 +32,8 @@ func (f *spanFlags) read() (since, until time.Time, err error) {
 // layouts are the accepted formats of a time. Without a zone, it is in local time.
 var layouts = []string{time.RFC3339, "2006-01-02T15:04:05", "2006-01-02T15:04", time.DateTime, time.DateOnly}
 
-// parseTime parses a time or an age. An empty text is the zero time.
-func parseTime(flag, text string) (time.Time, error) {
+// ParseTime parses a time or an age. An empty text is the zero time.
+func ParseTime(flag, text string) (time.Time, error) {
 	if text == "" {
 		return time.Time{}, nil
 	}
@@ -45,7 +45,7 @@ func parseTime(flag, text string) (time.Time, error) {
 	if at, ok := sinceEpoch(text); ok {
 		return at, nil
 	}
-	var age daysFlag
+	var age DaysFlag
 	if age.Set(text) != nil || age <= 0 {
 		return time.Time{}, term.BadFlag(flag, "%q is neither an age such as 90d nor a time such as 2026-01-31T00:00:00Z or 2026-01-31", text)
 	}

@@ -1,4 +1,4 @@
-package cli
+package resource
 
 import (
 	"slices"
@@ -8,9 +8,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// filters are what --filter asks for, as in docker: of one key any value may
+// Filters are what --filter asks for, as in docker: of one key any value may
 // hold, of several keys all must, and of labels all.
-type filters map[string][]string
+type Filters map[string][]string
 
 // filterKeys maps the keys of a filter to functions that match a value.
 var filterKeys = map[string]func(s *sandbox.Sandbox, value string) bool{
@@ -18,7 +18,7 @@ var filterKeys = map[string]func(s *sandbox.Sandbox, value string) bool{
 	"id":    func(s *sandbox.Sandbox, v string) bool { return strings.HasPrefix(string(s.ID), v) },
 	"state": func(s *sandbox.Sandbox, v string) bool { return string(s.State) == v },
 	"image": func(s *sandbox.Sandbox, v string) bool { return s.Image == v },
-	"label": func(s *sandbox.Sandbox, v string) bool { return hasLabels(s.Labels, []string{v}) },
+	"label": func(s *sandbox.Sandbox, v string) bool { return HasLabels(s.Labels, []string{v}) },
 }
 
 // states are what a sandbox can be in.
@@ -33,9 +33,9 @@ func stateNames() (names []string) {
 	return names
 }
 
-// parseFilters reads KEY=VALUE. "status" is docker's word for the state.
-func parseFilters(texts []string) (filters, error) {
-	f := filters{}
+// ParseFilters reads KEY=VALUE. "status" is docker's word for the state.
+func ParseFilters(texts []string) (Filters, error) {
+	f := Filters{}
 	for _, text := range texts {
 		key, value, ok := strings.Cut(text, "=")
 		if key == "status" {
@@ -52,11 +52,21 @@ func parseFilters(texts []string) (filters, error) {
 	return f, nil
 }
 
-func (f filters) match(s sandbox.Sandbox) bool {
+func (f Filters) Match(s sandbox.Sandbox) bool {
 	for key, values := range f {
 		has := func(v string) bool { return filterKeys[key](&s, v) }
 		lacks := func(v string) bool { return !has(v) }
 		if key == "label" && slices.ContainsFunc(values, lacks) || key != "label" && !slices.ContainsFunc(values, has) {
+			return false
+		}
+	}
+	return true
+}
+
+func HasLabels(have map[string]string, wanted []string) bool {
+	for _, w := range wanted {
+		key, value, exact := strings.Cut(w, "=")
+		if got, ok := have[key]; !ok || exact && got != value {
 			return false
 		}
 	}

@@ -1,4 +1,4 @@
-package cli
+package target
 
 import (
 	"bytes"
@@ -54,7 +54,7 @@ func (w *waiting) Write(p []byte) (int, error) {
 func impatient(t *testing.T, heard func()) *Env {
 	return &Env{
 		Term:     &term.Term{Stderr: &waiting{heard: heard}, LookupEnv: clitest.Lookup(nil)},
-		stateDir: t.TempDir(), patience: patience{ping: time.Nanosecond},
+		StateDir: t.TempDir(), patience: patience{ping: time.Nanosecond},
 	}
 }
 
@@ -62,13 +62,13 @@ func impatient(t *testing.T, heard func()) *Env {
 func TestSlowDaemonIsAwaited(t *testing.T) {
 	open := make(chan struct{})
 	a := impatient(t, sync.OnceFunc(func() { close(open) }))
-	slowDaemon(t, a.stateDir, open)
-	c, err := a.daemon(t.Context())
+	slowDaemon(t, a.StateDir, open)
+	c, err := a.Daemon(t.Context())
 	if err != nil || c == nil {
 		t.Fatalf("the slow daemon counts as none: %v, %v", c, err)
 	}
 	defer c.Close()
-	if runs, err := a.runs(t.Context()); err != nil || !runs {
+	if runs, err := runs(t.Context(), a); err != nil || !runs {
 		t.Errorf("another one may be started: %v, %v", runs, err)
 	}
 }
@@ -77,8 +77,8 @@ func TestSlowDaemonIsAwaited(t *testing.T) {
 func TestSilentDaemonIsAnError(t *testing.T) {
 	a := impatient(t, func() {})
 	a.patience.answer = time.Millisecond
-	slowDaemon(t, a.stateDir, nil)
-	c, err := a.daemon(t.Context())
+	slowDaemon(t, a.StateDir, nil)
+	c, err := a.Daemon(t.Context())
 	if c != nil || sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 		t.Fatalf("got %v, %v", c, err)
 	}
@@ -91,10 +91,10 @@ func TestSilentDaemonIsAnError(t *testing.T) {
 // it, is not a daemon.
 func TestKilledDaemonIsNone(t *testing.T) {
 	a := impatient(t, nil)
-	s := slowDaemon(t, a.stateDir, nil)
+	s := slowDaemon(t, a.StateDir, nil)
 	a.Stderr = &waiting{heard: func() { _ = s.Close() }}
 	for range 2 {
-		if c, err := a.daemon(t.Context()); c != nil || err != nil {
+		if c, err := a.Daemon(t.Context()); c != nil || err != nil {
 			t.Errorf("got %v, %v", c, err)
 		}
 	}
@@ -105,19 +105,19 @@ func TestKilledDaemonIsNone(t *testing.T) {
 func TestStartingDaemonIsAwaited(t *testing.T) {
 	a := impatient(t, func() {})
 	a.patience.answer = time.Millisecond
-	lock := filepath.Join(a.stateDir, lockName)
-	if runs, err := a.awaitOther(t.Context(), lock); runs || err != nil {
+	lock := filepath.Join(a.StateDir, LockName)
+	if runs, err := awaitOther(t.Context(), a, lock); runs || err != nil {
 		t.Errorf("without a daemon: %v, %v", runs, err)
 	}
-	release, err := lockFile(t.Context(), lock)
+	release, err := LockFile(t.Context(), lock)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.awaitOther(t.Context(), lock); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
+	if _, err := awaitOther(t.Context(), a, lock); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 		t.Errorf("while one starts: %v", err)
 	}
 	release()
-	if runs, err := a.awaitOther(t.Context(), lock); runs || err != nil {
+	if runs, err := awaitOther(t.Context(), a, lock); runs || err != nil {
 		t.Errorf("after it has ended: %v, %v", runs, err)
 	}
 }

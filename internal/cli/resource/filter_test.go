@@ -1,4 +1,4 @@
-package cli
+package resource
 
 import (
 	"testing"
@@ -26,15 +26,15 @@ func TestFilters(t *testing.T) {
 		{[]string{"label=team=red", "label=tier=1"}, true},
 		{[]string{"label=team=red", "label=tier=2"}, false},
 	} {
-		f, err := parseFilters(tc.texts)
+		f, err := ParseFilters(tc.texts)
 		if err != nil {
 			t.Errorf("%q: %v", tc.texts, err)
-		} else if got := f.match(s); got != tc.want {
+		} else if got := f.Match(s); got != tc.want {
 			t.Errorf("%q: %v", tc.texts, got)
 		}
 	}
 	for _, bad := range []string{"", "running", "state", "state=", "=x", "color=red"} {
-		if _, err := parseFilters([]string{bad}); err == nil {
+		if _, err := ParseFilters([]string{bad}); err == nil {
 			t.Errorf("%q is accepted", bad)
 		}
 	}

@@ -1,4 +1,4 @@
-package cli
+package target
 
 import (
 	"cmp"
@@ -14,13 +14,13 @@ import (
 )
 
 const (
-	// pingTimeout is how long a daemon may take to answer before a command says
+	// PingTimeout is how long a daemon may take to answer before a command says
 	// that it waits.
-	pingTimeout = 2 * time.Second
+	PingTimeout = 2 * time.Second
 	// answerTimeout is how long commands wait for the daemon to answer.
 	answerTimeout = time.Minute
-	// startPoll is the time between two looks at a daemon that is waited for.
-	startPoll = 10 * time.Millisecond
+	// StartPoll is the time between two looks at a daemon that is waited for.
+	StartPoll = 10 * time.Millisecond
 )
 
 // patience is how long commands wait for the daemon of the state directory. Zero
@@ -30,11 +30,11 @@ type patience struct{ ping, answer time.Duration }
 // awaitAnswer waits until the daemon that listens on a socket answers, and
 // reports false if none listens. A daemon that accepts connections runs, however
 // slow it is: no command may start another one or do without it.
-func (a *Env) awaitAnswer(ctx context.Context, c *atoll.Client, socket string) (bool, error) {
+func awaitAnswer(ctx context.Context, a *Env, c *atoll.Client, socket string) (bool, error) {
 	limit := cmp.Or(a.patience.answer, answerTimeout)
 	within, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	for wait, said := cmp.Or(a.patience.ping, pingTimeout), false; ; wait = limit {
+	for wait, said := cmp.Or(a.patience.ping, PingTimeout), false; ; wait = limit {
 		err := pingFor(within, c, wait)
 		switch {
 		case err == nil:
@@ -51,7 +51,7 @@ func (a *Env) awaitAnswer(ctx context.Context, c *atoll.Client, socket string) (
 		}
 		select { // it may also have closed the connection at once
 		case <-within.Done():
-		case <-time.After(startPoll):
+		case <-time.After(StartPoll):
 		}
 	}
 }
@@ -84,19 +84,19 @@ func silent(socket string, after time.Duration, cause error) error {
 
 // runs reports whether a daemon runs on the state directory, and waits until it
 // answers.
-func (a *Env) runs(ctx context.Context) (bool, error) {
+func runs(ctx context.Context, a *Env) (bool, error) {
 	c, err := a.socketClient("")
 	if err != nil {
 		return false, err
 	}
 	defer c.Close()
-	return a.awaitAnswer(ctx, c, a.socket())
+	return awaitAnswer(ctx, a, c, a.Socket())
 }
 
 // socketClient returns a client of the daemon of the state directory, which may
 // not run.
 func (a *Env) socketClient(key string) (*atoll.Client, error) {
-	path, err := filepath.Abs(a.socket())
+	path, err := filepath.Abs(a.Socket())
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,14 @@
+//go:build !linux
+
+package target
+
+import "context"
+
+const (
+	LogName  = "daemon.log"
+	LockName = "daemon.lock"
+)
+
+func (a *Env) StartDaemon(context.Context, string, []string) (pid int, err error) {
+	return 0, ClientOnly("no daemon can run on this machine")
+}
