@@ -5,7 +5,7 @@ package target
 import "context"
 
 const (
-	LogName  = "daemon.log"
+	logName  = "daemon.log"
 	LockName = "daemon.lock"
 )
 

@@ -31,7 +31,7 @@ func (a *Env) BeginInEngine(cmd *cobra.Command, args []string) error {
 // cannot be done.
 func (a *Env) InEngine(what string) error {
 	if a.Engine == nil {
-		return clientOnly(what)
+		return ClientOnly(what)
 	}
 	return a.Engine(a.StateDir)
 }

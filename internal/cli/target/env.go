@@ -134,8 +134,8 @@ func (a *Env) Node() (System, error) {
 	return system, nil
 }
 
-// clientOnly is why something cannot be done here.
-func clientOnly(what string) error {
+// ClientOnly is why something cannot be done here.
+func ClientOnly(what string) error {
 	return &sandbox.Error{
 		Code: sandbox.CodeUnsupported, Message: what + ": sandboxes need Linux, and this is the client for " + runtime.GOOS,
 		Hint: "set ATOLL_HOST to the address of a daemon, such as https://HOST:7070, and ATOLL_KEY to a key of it",
