@@ -13,7 +13,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
-	"github.com/atoll-run/atoll/internal/cli"
+	"github.com/atoll-run/atoll/internal/cli/cmd/operate"
 	"github.com/atoll-run/atoll/internal/fleet"
 	"github.com/atoll-run/atoll/internal/fleet/kube"
 	"github.com/atoll-run/atoll/internal/machine/agent"
@@ -44,7 +44,7 @@ func (m machineProgram) config(dir string, verbose bool, command ...string) agen
 	}
 }
 
-func (machineProgram) Enrol(ctx context.Context, e cli.MachineEnrolment, show func(string, time.Duration)) error {
+func (machineProgram) Enrol(ctx context.Context, e operate.MachineEnrolment, show func(string, time.Duration)) error {
 	mode := operator.ModeSandboxes
 	if e.Whole != "" {
 		mode = operator.ModeWholeMachine
@@ -66,26 +66,30 @@ func (m machineProgram) Serve(ctx context.Context, dir string, verbose bool) err
 	return agent.Run(ctx, m.config(dir, verbose, command...))
 }
 
-func statusOf(s agent.Status, err error) (cli.MachineStatus, error) {
-	out := cli.MachineStatus{
+func statusOf(s agent.Status, err error) (operate.MachineStatus, error) {
+	out := operate.MachineStatus{
 		Machine: s.Machine, Name: s.Name, Tenant: s.Tenant, URL: s.URL, Mode: s.Mode, Directory: s.Directory,
 		Paused: s.Paused, Running: s.Running, Connected: s.Connected, Streams: s.Streams, Version: s.Version,
 	}
 	for _, c := range s.Consents {
-		out.Consents = append(out.Consents, cli.MachineConsent(c))
+		out.Consents = append(out.Consents, operate.MachineConsent(c))
 	}
 	return out, err
 }
 
-func (machineProgram) Status(dir string) (cli.MachineStatus, error) { return statusOf(agent.Look(dir)) }
+func (machineProgram) Status(dir string) (operate.MachineStatus, error) {
+	return statusOf(agent.Look(dir))
+}
 
-func (machineProgram) Pause(dir string) (cli.MachineStatus, error) { return statusOf(agent.Pause(dir)) }
+func (machineProgram) Pause(dir string) (operate.MachineStatus, error) {
+	return statusOf(agent.Pause(dir))
+}
 
-func (machineProgram) Resume(dir string) (cli.MachineStatus, error) {
+func (machineProgram) Resume(dir string) (operate.MachineStatus, error) {
 	return statusOf(agent.Resume(dir))
 }
 
-func (machineProgram) Consent(dir string, to operator.Consent, agreed string) (cli.MachineStatus, error) {
+func (machineProgram) Consent(dir string, to operator.Consent, agreed string) (operate.MachineStatus, error) {
 	return statusOf(agent.SetConsent(dir, to, agreed))
 }
 
@@ -124,7 +128,7 @@ func machines(path string) (*hub.Config, error) {
 }
 
 // others returns how the daemon reaches machines and nodes.
-func others(o cli.UpOptions) (*hub.Config, *fleet.Config, error) {
+func others(o operate.UpOptions) (*hub.Config, *fleet.Config, error) {
 	config, err := machines(o.MachinesFile)
 	if err != nil {
 		return nil, nil, err
@@ -134,7 +138,7 @@ func others(o cli.UpOptions) (*hub.Config, *fleet.Config, error) {
 }
 
 // nodes names the daemons on which this one makes sandboxes. Nil: there are none.
-func nodes(o cli.NodeOptions) (*fleet.Config, error) {
+func nodes(o operate.NodeOptions) (*fleet.Config, error) {
 	config := &fleet.Config{Nodes: o.Nodes, File: o.File, KeyFile: o.KeyFile, CAFile: o.CAFile}
 	if o.Service != "" {
 		pods, err := kube.Open(o.Service)

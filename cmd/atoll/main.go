@@ -9,6 +9,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/bucket"
 	"github.com/atoll-run/atoll/internal/cli"
+	"github.com/atoll-run/atoll/internal/cli/cmd/operate"
 	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
 	"github.com/atoll-run/atoll/internal/daemon"
@@ -35,7 +36,7 @@ func main() {
 				Atoll: atollVersion(), Engine: version("gvisor.dev/gvisor"), Go: runtime.Version(), OS: runtime.GOOS, Arch: runtime.GOARCH,
 			},
 		},
-		Up:      func(ctx context.Context, o cli.UpOptions) (cli.Daemon, error) { return up(ctx, providers, o) },
+		Up:      func(ctx context.Context, o operate.UpOptions) (operate.Daemon, error) { return up(ctx, providers, o) },
 		Restore: daemon.Restore, Accept: daemon.Accept,
 		Machine: machineProgram{providers[0]}, Program: unpack.Self(),
 	}
@@ -43,7 +44,7 @@ func main() {
 }
 
 // up starts a daemon that serves its socket.
-func up(ctx context.Context, providers []registry.Entry, o cli.UpOptions) (cli.Daemon, error) {
+func up(ctx context.Context, providers []registry.Entry, o operate.UpOptions) (operate.Daemon, error) {
 	if err := leaveNoCore(); err != nil {
 		return nil, err
 	}

@@ -16,6 +16,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/atoll-run/atoll/internal/cli/cmd/host"
+	"github.com/atoll-run/atoll/internal/cli/cmd/operate"
+	"github.com/atoll-run/atoll/internal/cli/cmd/sandboxes"
 	"github.com/atoll-run/atoll/internal/cli/resource"
 	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
@@ -26,7 +29,7 @@ type App struct {
 	// Env is where its commands act.
 	Env *target.Env
 	// Up starts a daemon, which the command closes. It is nil in a client.
-	Up func(ctx context.Context, opts UpOptions) (Daemon, error)
+	Up func(ctx context.Context, opts operate.UpOptions) (operate.Daemon, error)
 	// Restore replaces the database in a state directory by a backup, and returns
 	// where it moved what it replaced. It is nil in a client.
 	Restore func(ctx context.Context, stateDir, backup string) (replaced string, err error)
@@ -34,7 +37,7 @@ type App struct {
 	// returns a sentence for each. It is nil in a client.
 	Accept func(ctx context.Context, stateDir string) (lost []string, err error)
 	// Machine is the program of a self-hosted machine. It is nil in a client.
-	Machine MachineProgram
+	Machine operate.MachineProgram
 	// Program is the path of the program that the user called. Empty: this one.
 	Program string
 }
@@ -67,11 +70,7 @@ one.`,
   atoll doctor`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-	}, runCommands{env}.runCmd(), runCommands{env}.createCmd(), processCommands{env}.execCmd(), processCommands{env}.shellCmd(), processCommands{env}.attachCmd(), processCommands{env}.terminalCmd(), listCommands{env}.lsCmd(), listCommands{env}.inspectCmd(), listCommands{env}.topCmd(), processCommands{env}.psCmd(), processCommands{env}.logsCmd(), processCommands{env}.killCmd(), copyCommands{env}.cpCmd(), portCommands{env}.portCmd(), streamCommands{env}.desktopCmd(), streamCommands{env}.streamCmd(), computerCommands{env}.computerCmd(), codeCommands{env}.codeCmd(), gitCommands{env}.gitCmd(), gitCommands{env}.searchCmd(), gitCommands{env}.patchCmd(), recordCommands{env}.recordCmd(), listCommands{env}.rmCmd(),
-		lifecycleCommands{env}.pauseCmd(), lifecycleCommands{env}.resumeCmd(), lifecycleCommands{env}.stopCmd(), lifecycleCommands{env}.startCmd(), lifecycleCommands{env}.updateCmd(), lifecycleCommands{env}.forkCmd(), snapshotCommands{env}.snapshotCmd(), sessionCommands{env}.sessionCmd(),
-		upCommands{env, a.Up}.upCmd(), upCommands{env, a.Up}.downCmd(), consoleCmd(env), contextCommands{env}.contextCmd(), mcpCommands{env}.mcpCmd(), e2bCommands{env}.e2bCmd(), keyCommands{env}.keyCmd(), machineCommands{env, a.Machine, a.Program}.machineCmd(), nodeCommands{env}.nodeCmd(), tenantCommands{env}.tenantCmd(), workspaceCommands{env}.workspaceCmd(), profileCommands{env}.profileCmd(), policyCommands{env}.policyCmd(), secretCommands{env}.secretCmd(), profileCommands{env}.egressCmd(), eventCommands{env}.eventsCmd(), eventCommands{env}.auditCmd(), sessionCommands{env}.usageCmd(), stateCommands{env, a.Restore, a.Accept}.stateCmd(),
-		imageCommands{env}.imageCmd(), templateCommands{env}.templateCmd(), providerCommands{env}.providerCmd(), providerCommands{env}.doctorCmd(),
-		providerCommands{env}.microvmCmd(), versionCmd(env))
+	}, slices.Concat(sandboxes.Commands(env), operate.Commands(env, operate.Parts{Up: a.Up, Restore: a.Restore, Accept: a.Accept, Machine: a.Machine, Program: a.Program}), host.Commands(env), []*cobra.Command{versionCmd(env)})...)
 	root.AddCommand(foreign()...)
 	root.AddGroup(
 		&cobra.Group{ID: resource.GroupBox, Title: "Sandboxes:"},

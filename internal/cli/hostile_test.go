@@ -29,7 +29,6 @@ import (
 	"github.com/atoll-run/atoll/internal/cli/clitest"
 	"github.com/atoll-run/atoll/internal/cli/target"
 	"github.com/atoll-run/atoll/internal/cli/term"
-	"github.com/atoll-run/atoll/sandbox"
 )
 
 // hostile is a daemon whose answers have the form that the API describes, with evil
@@ -329,23 +328,6 @@ func TestAttackTerminalByADaemon(t *testing.T) {
 	}
 }
 
-// A profile that is shown can be read again.
-func TestEscapedYAML(t *testing.T) {
-	t.Parallel()
-	want := sandbox.Profile{Name: "docs", Rules: []sandbox.Rule{{Name: clitest.Evil + "\n\t: é ✓ 日本", Action: sandbox.Allow, Hosts: []string{"example.com", "*"}}}}
-	text, err := yamlOf(want)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if found := clitest.Harm(string(text)); found != "" || !strings.Contains(string(text), "é ✓ 日本") || !strings.Contains(string(text), "name: docs\n") {
-		t.Errorf("contains %s:\n%s", found, text)
-	}
-	var got sandbox.Profile
-	if err := parseProfile(text, &got, func(why string) error { return errors.New(why) }); got.Rules == nil || got.Rules[0].Name != want.Rules[0].Name {
-		t.Errorf("read as %+v, %v:\n%s", got, err, text)
-	}
-}
-
 // The log is exported byte by byte, but not to a terminal.
 func TestAuditOnTerminal(t *testing.T) {
 	h := newHostile(t)
@@ -371,17 +353,6 @@ func TestAuditOnTerminal(t *testing.T) {
 	text := strings.ReplaceAll(<-read, "\r\n", "\n") // of the terminal
 	if found := clitest.Harm(text); found != "" || !strings.Contains(text, `\u202e`) {
 		t.Errorf("contains %s: %q", found, text)
-	}
-}
-
-// What a command in a sandbox is said to have ended with is text of others.
-func TestOutcomeIsVisible(t *testing.T) {
-	t.Parallel()
-	var said bytes.Buffer
-	a := &target.Env{Term: &term.Term{Stderr: &said, LookupEnv: clitest.Lookup(nil)}}
-	_ = endedWith(a, sandbox.Exit{Reason: sandbox.ReasonCrashed, Detail: clitest.Evil}, &commandFlags{})
-	if found := clitest.Harm(said.String()); found != "" || !strings.Contains(said.String(), `\u202e`) {
-		t.Errorf("contains %s: %q", found, said.String())
 	}
 }
 

@@ -1,3 +1,5 @@
+// Package resource has what the commands for the things of a daemon share: lists,
+// removals, filters, flags and completion.
 package resource
 
 import (

@@ -1,3 +1,5 @@
+// Package target is where commands act: this machine, or a daemon, which it finds or
+// starts.
 package target
 
 import (
