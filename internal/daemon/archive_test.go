@@ -56,7 +56,7 @@ func saved(t *testing.T, s *atoll.Sandbox, name string) durable.Snapshot {
 	t.Helper()
 	snap, err := s.Snapshot(t.Context(), durable.SnapshotRequest{Name: name, Save: true})
 	if err != nil || !snap.Saved || snap.Stored == 0 || snap.Problem != "" {
-		t.Fatalf("%+v %v", snap, err)
+		t.Fatalf("the snapshot is %+v, %v; want it saved, without a problem", snap, err)
 	}
 	return snap
 }
@@ -91,10 +91,10 @@ func TestSnapshotElsewhere(t *testing.T) {
 	shell(t, s, "echo far > /f")
 	snap := saved(t, s, "before")
 	if !snap.Encrypted {
-		t.Error("it is not encrypted")
+		t.Errorf("encrypted is %v, want true", snap.Encrypted)
 	}
 	if out := shell(t, create(t, daemontest.Client(t, d2), sandbox.Spec{Name: "two", Snapshot: "before"}), "cat /f"); out != "far\n" {
-		t.Errorf("%q", out)
+		t.Errorf("the file has %q, want %q", out, "far\n")
 	}
 	if err := d2.Close(); err != nil {
 		t.Fatal(err)
@@ -102,11 +102,11 @@ func TestSnapshotElsewhere(t *testing.T) {
 	d2 = m2.Start(t, with) // it reconciles
 	copied := filepath.Join(m2.Dir, "snapshots", snap.ID)
 	if _, err := os.Stat(copied); err != nil {
-		t.Errorf("the copy is gone: %v", err)
+		t.Errorf("the error about the copy is %v, want it there", err)
 	}
 	lose(t, m1, snap.ID)
 	if out := shell(t, create(t, c1, sandbox.Spec{Snapshot: "before"}), "cat /f"); out != "far\n" {
-		t.Errorf("%q", out)
+		t.Errorf("the file has %q, want %q", out, "far\n")
 	}
 	if err := daemontest.Client(t, d2).RemoveSnapshot(t.Context(), "before"); err != nil {
 		t.Fatal(err)
@@ -160,16 +160,16 @@ func TestSnapshotOfAnotherKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	if lost, err := daemon.Accept(t.Context(), m.Dir); err != nil || len(lost) != 1 {
-		t.Fatalf("%q %v", lost, err)
+		t.Fatalf("the snapshots of another key are %q, %v; want one", lost, err)
 	}
 	c := daemontest.Client(t, m.Start(t, nil))
 	_, err := c.Create(t.Context(), sandbox.Spec{Name: "two", Snapshot: "before"}, atoll.CreateOptions{})
 	wantCode(t, err, sandbox.CodeDenied)
 	if !strings.Contains(err.Error(), "another key") {
-		t.Errorf("%v", err)
+		t.Errorf("the error is %v, want one that names another key", err)
 	}
 	if len(running(t, m)) != 1 {
-		t.Error("something was started")
+		t.Errorf("%d sandboxes run, want 1: nothing more was started", len(running(t, m)))
 	}
 }
 
@@ -198,7 +198,7 @@ func TestSnapshotDamage(t *testing.T) {
 				shell(t, s, "echo whole > /f")
 				snap := saved(t, s, "before")
 				if snap.Encrypted == plain {
-					t.Errorf("encrypted: %v", snap.Encrypted)
+					t.Errorf("encrypted is %v, want %v", snap.Encrypted, !snap.Encrypted)
 				}
 				local, err := filepath.Glob(filepath.Join(m.Dir, "snapshots", snap.ID, "files", "*"))
 				if err != nil || len(local) == 0 {
@@ -208,7 +208,7 @@ func TestSnapshotDamage(t *testing.T) {
 					t.Fatal(err)
 				}
 				if out := shell(t, create(t, c, sandbox.Spec{Snapshot: "before"}), "cat /f"); out != "whole\n" {
-					t.Errorf("%q", out)
+					t.Errorf("the file has %q, want %q", out, "whole\n")
 				}
 				for _, pack := range packs(t, filepath.Join(m.Dir, "blobs")) {
 					if err := damage(pack); err != nil {
@@ -220,7 +220,7 @@ func TestSnapshotDamage(t *testing.T) {
 				_, err = c.Create(t.Context(), sandbox.Spec{Snapshot: "before"}, atoll.CreateOptions{})
 				wantCode(t, err, sandbox.CodeInvalid)
 				if len(running(t, m)) != before {
-					t.Error("something was started")
+					t.Errorf("%d sandboxes run, want %d: nothing more was started", len(running(t, m)), before)
 				}
 			})
 		}
@@ -246,7 +246,7 @@ func TestAttackSnapshotSwapped(t *testing.T) {
 	_, err := c.Create(t.Context(), sandbox.Spec{Snapshot: "second"}, atoll.CreateOptions{})
 	wantCode(t, err, sandbox.CodeInvalid)
 	if !strings.Contains(err.Error(), "another one is in its place") {
-		t.Errorf("%v", err)
+		t.Errorf("the error is %v, want one that says that another one is in its place", err)
 	}
 }
 
@@ -307,7 +307,7 @@ func TestArchiveCrashPoints(t *testing.T) {
 			fault, swept := passing("sweep.done")
 			c = daemontest.Client(t, m.Start(t, func(o *daemon.Options) { o.Fault = fault }))
 			if out := shell(t, create(t, c, sandbox.Spec{Snapshot: "before"}), "cat /f"); out != "kept\n" {
-				t.Errorf("%q", out)
+				t.Errorf("the file has %q, want %q", out, "kept\n")
 			}
 			agree(t, m, c)
 			<-swept // the first round removes what was left
@@ -356,7 +356,7 @@ func TestSnapshotsOfAService(t *testing.T) {
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 			snap, err := c.GetSnapshot(t.Context(), name)
 			if err != nil || time.Now().After(deadline) {
-				t.Fatalf("%+v, %v", snap, err)
+				t.Fatalf("the snapshot is %+v, %v; want it with the problem %q", snap, err, durable.ProblemKept)
 			}
 			if snap.Problem == durable.ProblemKept {
 				break
@@ -367,6 +367,6 @@ func TestSnapshotsOfAService(t *testing.T) {
 		t.Fatal(err)
 	}
 	if log.Len() > 0 {
-		t.Errorf("the daemon says\n%s", log.String())
+		t.Errorf("the daemon says the following, want nothing:\n%s", log.String())
 	}
 }

@@ -92,7 +92,7 @@ func TestHistoryOfEpochs(t *testing.T) {
 	}
 	got := untilLease(t, c, "agent", "warm").Lease.History
 	if len(got) != 3 {
-		t.Fatalf("the history: %+v", got)
+		t.Fatalf("the history is %+v, want three epochs", got)
 	}
 	for i, want := range []struct {
 		sandbox sandbox.ID

@@ -154,7 +154,7 @@ func TestResumedSessionKeepsItsArchive(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := runShell(t, copied, "cat /note"); got != "kept" {
-		t.Errorf("the second session has %q", got)
+		t.Errorf("the second session has %q, want %q", got, "kept")
 	}
 
 	// It is removed when the other session has an archive of its own.
@@ -202,7 +202,7 @@ func TestArchiveThatWasGivenUp(t *testing.T) {
 	_, err := s.Save(t.Context())
 	wantCode(t, err, sandbox.CodeNotFound)
 	if all := archiveSnapshots(t, c); len(all) != 0 {
-		t.Errorf("snapshots are left: %v", all)
+		t.Errorf("the snapshots %v are left, want none", all)
 	}
 }
 

@@ -77,7 +77,7 @@ func mustSwap(t *testing.T, s *atoll.Session, target string) durable.Receipt {
 	t.Helper()
 	out, err := s.Swap(t.Context(), target)
 	if err != nil || !out.Swapped || out.Receipt == nil {
-		t.Fatalf("swap to %s: %+v, %v", target, out, err)
+		t.Fatalf("swap to %s: %+v, %v; want it moved, with a receipt", target, out, err)
 	}
 	return *out.Receipt
 }
@@ -108,23 +108,23 @@ func TestSwapThereAndBack(t *testing.T) {
 	}
 	r := mustSwap(t, s, "two")
 	if r.Outcome != durable.OutcomeMoved || r.Provider != "two" || r.Epoch != 2 || r.Sandbox == first.Sandbox || !slices.Contains(r.Lost, durable.LostProcesses) {
-		t.Errorf("the receipt: %+v", r)
+		t.Errorf("the receipt is %+v, want it moved to another sandbox of two in epoch 2, without processes", r)
 	}
 	if got := runShell(t, s, "cat /workspace/sub/note; echo $TOKEN"); got != "kept\nsesame" {
-		t.Errorf("after the move it has %q", got)
+		t.Errorf("after the move it has %q, want its file and its environment", got)
 	}
 	if box := h.alone(t); box.Provider != "two" || box.Labels["team"] != "a" {
-		t.Errorf("the sandbox is %+v", box)
+		t.Errorf("the sandbox is %+v, want one of two with the label of the session", box)
 	}
 	runShell(t, s, "echo more > /workspace/more; rm /workspace/sub/note")
 	if r := mustSwap(t, s, "default"); r.Provider != "one" || r.Epoch != 3 {
-		t.Errorf("back: %+v", r)
+		t.Errorf("the receipt of the way back is %+v, want one in epoch 3", r)
 	}
 	if got := runShell(t, s, "cat /workspace/more; ls /workspace/sub"); got != "more" {
-		t.Errorf("back it has %q", got)
+		t.Errorf("back it has %q, want %q", got, "more")
 	}
 	if box := h.alone(t); box.Provider != "one" {
-		t.Errorf("the sandbox is %+v", box)
+		t.Errorf("the sandbox is %+v, want one of one", box)
 	}
 	events, err := logged(t, h.Client, "route.swapped")
 	if err != nil || len(events) != 2 || events[0].Epoch != 2 || events[1].Epoch != 3 || events[0].Subject != "agent" {
@@ -142,7 +142,7 @@ func TestTargetsAndRunOn(t *testing.T) {
 	runShell(t, s, "mkdir -p /workspace; echo here > /workspace/x")
 	all, err := s.Targets(t.Context())
 	if err != nil || len(all) < 3 || !all[0].Current || all[0].Provider != "one" || !all[1].Fits || all[1].Provider != "two" || all[1].Carries != "/workspace" {
-		t.Fatalf("the targets: %+v, %v", all, err)
+		t.Fatalf("the targets are %+v, %v; want one, where it is, and then two, which takes /workspace", all, err)
 	}
 	at := slices.IndexFunc(all, func(target durable.SessionTarget) bool { return target.Provider == "machine" })
 	if at < 0 || all[at].Fits || !strings.Contains(strings.Join(all[at].Reasons, " "), "has no root file system of its own") {
@@ -163,16 +163,16 @@ func TestTargetsAndRunOn(t *testing.T) {
 	}
 	res, err := s.RunOn(t.Context(), "two", sandbox.Command{Shell: "cat /workspace/x; echo there > /workspace/x; exit 7"}, atoll.RunOptions{})
 	if err != nil || string(res.Stdout) != "here\n" || res.Exit.Code != 7 {
-		t.Errorf("run-on: %+v, %v", res, err)
+		t.Errorf("run-on gave %+v, %v; want the file of the session and the exit 7", res, err)
 	}
 	if got := runShell(t, s, "cat /workspace/x"); got != "here" || h.alone(t).Provider != "one" {
-		t.Errorf("run-on changed the session: %q", got)
+		t.Errorf("after run-on the session has %q, want %q on one", got, "here")
 	}
 
 	h.two.Add(faults.Fault{Op: faults.Probe, Err: &faults.Error{Code: sandbox.CodeUnavailable, Text: "sandbox not found"}})
 	out, err := s.Swap(t.Context(), "two")
 	if err != nil || out.Swapped || !strings.Contains(out.Reason, "not available") {
-		t.Errorf("to a provider that is offline: %+v, %v", out, err)
+		t.Errorf("swap to a provider that is offline: %+v, %v; want the reason that it is not available", out, err)
 	}
 	if got, err := h.Sessions().Get(t.Context(), "agent"); err != nil || got.Info().Lease.Epoch != 1 || got.Info().Lease.Provider != "one" {
 		t.Errorf("the pointer: %+v, %v; want it unchanged", got.Info().Lease, err)
@@ -202,7 +202,7 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 			script := "echo " + strconv.Itoa(n+1) + " > /workspace/count; cat /workspace/count >> /workspace/log"
 			res, err := s.Run(context.Background(), sandbox.Command{Shell: script}, atoll.RunOptions{})
 			if err != nil || res.Exit.Code != 0 {
-				t.Errorf("write %d: %+v, %v", n+1, res, err)
+				t.Errorf("write %d ended with %+v, %v; want 0", n+1, res, err)
 				close(wrote)
 				<-moved
 				written <- n
@@ -222,11 +222,11 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 	close(moved)
 	n := <-written
 	if got := runShell(t, s, "cat /workspace/count"); got != strconv.Itoa(n) || n == 0 {
-		t.Errorf("the counter is %s after %d acknowledged writes", got, n)
+		t.Errorf("the counter is %s, want %d, the number of acknowledged writes", got, n)
 	}
 	lines := strings.Fields(runShell(t, s, "cat /workspace/log"))
 	if len(lines) != n {
-		t.Errorf("the log has %d lines after %d acknowledged writes", len(lines), n)
+		t.Errorf("the log has %d lines, want %d, the number of acknowledged writes", len(lines), n)
 	}
 	for i, line := range lines {
 		if line != strconv.Itoa(i+1) {
@@ -301,19 +301,19 @@ func TestFailuresLeaveOneSandbox(t *testing.T) {
 				t.Fatalf("the swap: %+v, %v; want moved %v", out, err, tt.moves)
 			}
 			if box := h.alone(t); (box.ID == first) == tt.moves {
-				t.Errorf("left is %s of %s", box.ID, box.Provider)
+				t.Errorf("left is %s of %s, want the first, %s: %v", box.ID, box.Provider, first, !tt.moves)
 			}
 			if got := runShell(t, s, "cat /workspace/note"); got != "kept" {
-				t.Errorf("it has %q", got)
+				t.Errorf("it has %q, want %q", got, "kept")
 			}
 			h.one.Clear()
 			h.two.Clear()
 			h.fault.Store(nil)
 			if r := mustSwap(t, s, "two"); r.Provider != "two" {
-				t.Errorf("the next swap: %+v", r)
+				t.Errorf("the receipt of the next swap is %+v, want one of two", r)
 			}
 			if got := runShell(t, s, "cat /workspace/note"); got != "kept" || h.alone(t).Provider != "two" {
-				t.Errorf("then it has %q", got)
+				t.Errorf("then it has %q, want %q on two", got, "kept")
 			}
 		})
 	}

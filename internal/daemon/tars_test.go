@@ -61,7 +61,7 @@ func TestFilesAreArchivedWithoutSnapshots(t *testing.T) {
 	}
 	untilCold(t, c, "agent")
 	if all := sandboxes(t, c); len(all) != 0 {
-		t.Errorf("sandboxes are left: %+v", all)
+		t.Errorf("the sandboxes %+v are left, want none", all)
 	}
 	if err := d.Close(); err != nil { // the archive needs no daemon
 		t.Fatal(err)
@@ -75,7 +75,7 @@ func TestFilesAreArchivedWithoutSnapshots(t *testing.T) {
 	defer s.Close()
 	r := s.Receipt()
 	if r.Outcome != durable.OutcomeRebuilt || r.From.Archive == nil || r.From.Archive.Kind != "tar" || !slices.Contains(r.Lost, durable.LostFiles) {
-		t.Fatalf("the receipt: %+v", r)
+		t.Fatalf("the receipt is %+v, want it rebuilt from a tar, with files lost", r)
 	}
 	if got := runShell(t, s, "cat /workspace/sub/note; echo $TOKEN; ls /outside || true"); got != "kept\nsesame" {
 		t.Errorf("it has %q", got)
@@ -94,7 +94,7 @@ func TestReplacedArchivesAreRemoved(t *testing.T) {
 		runShell(t, s, "mkdir -p /workspace; echo "+text+" > /workspace/note")
 		saved, err := s.Save(t.Context())
 		if err != nil || saved.Archive == nil || saved.Archive.Kind != "tar" || last != nil && saved.Archive.Ref == last.Ref {
-			t.Fatalf("saved %+v after %+v, %v", saved, last, err)
+			t.Fatalf("saved %+v after %+v, %v; want another tar", saved, last, err)
 		}
 		last = saved.Archive
 		if all := keptTars(t, m, last); len(all) != min(i+1, 2) {
@@ -136,10 +136,10 @@ func TestReplacedArchivesAreRemoved(t *testing.T) {
 			continue
 		}
 		if err != nil || copied.Receipt().Outcome != durable.OutcomeRebuilt {
-			t.Fatalf("%s: %+v, %v", tt.name, copied, err)
+			t.Fatalf("%s: %+v, %v; want it rebuilt", tt.name, copied, err)
 		}
 		if got := runShell(t, copied, "cat /workspace/note"); got != "three" {
-			t.Errorf("%s: the copy has %q", tt.name, got)
+			t.Errorf("%s: the copy has %q, want %q", tt.name, got, "three")
 		}
 		if err := copied.Destroy(t.Context()); err != nil {
 			t.Error(err)
@@ -179,7 +179,7 @@ func TestAFailedArchiveKeepsTheSandbox(t *testing.T) {
 	}
 	eventually(t, "two sweeps fail", func() bool { return failed.Load() >= saves+2 })
 	if all := sandboxes(t, c); len(all) != 1 || all[0].ID != first {
-		t.Fatalf("a sandbox that could not be saved was ended: %+v", all)
+		t.Fatalf("the sandboxes are %+v, want %s, which could not be saved", all, first)
 	}
 	broken.Store(false)
 	untilCold(t, c, "agent")

@@ -97,7 +97,7 @@ func TestDo(t *testing.T) {
 				t.Errorf("got %v, want %q", err, tt.want)
 			}
 			if allowed := tt.want == ""; (calls == 1) != allowed {
-				t.Errorf("it was done %d times, allowed: %v", calls, allowed)
+				t.Errorf("it was done %d times, want once: %v", calls, allowed)
 			}
 			if got := records(t, log); len(got) != tt.records {
 				t.Errorf("records %v, want %d", got, tt.records)
@@ -113,12 +113,12 @@ func TestAdmit(t *testing.T) {
 	ctx := guard.WithPrincipal(t.Context(), who)
 	got, action, err := g.Admit(ctx, ops.SandboxCreate, guard.Subject{Name: "box"})
 	if err != nil || got.Key != "w" || action.Op != ops.SandboxCreate || action.Name != "box" || action.Tenant != "acme" || len(records(t, log)) != 0 {
-		t.Errorf("%+v %+v %v", got, action, err)
+		t.Errorf("admitted is %+v for %+v, %v; want key w of acme for box, and no record yet", got, action, err)
 	}
 	refusal := &sandbox.Error{Code: sandbox.CodeDenied, Message: "not so"}
 	_, _, err = g.Admit(ctx, ops.SandboxCreate, guard.Subject{Name: "box"}, func(key.Principal) error { return refusal })
 	if !errors.Is(err, refusal) || len(records(t, log)) != 1 {
-		t.Errorf("%v, records %v", err, records(t, log))
+		t.Errorf("the error is %v with the records %v, want %v and one record", err, records(t, log), refusal)
 	}
 }
 
@@ -129,10 +129,10 @@ func TestMeter(t *testing.T) {
 	ctx := guard.WithPrincipal(t.Context(), key.Principal{Tenant: "acme", Verbs: []key.Verb{key.Admin}})
 	done := func(context.Context) error { return nil }
 	if err := g.Do(ctx, ops.ProcessExec, guard.Subject{}, done); sandbox.CodeOf(err) != sandbox.CodeExhausted {
-		t.Errorf("a command: %v", err)
+		t.Errorf("the error of a command is %v, want exhausted", err)
 	}
 	if err := g.Do(ctx, ops.FilesRead, guard.Subject{}, done); err != nil {
-		t.Errorf("a file: %v", err)
+		t.Errorf("the error of reading a file is %v, want none", err)
 	}
 }
 
@@ -146,6 +146,6 @@ func TestChange(t *testing.T) {
 	}
 	all, err := log.Read(t.Context(), "acme", eventlog.Filter{}, 0, 10)
 	if err != nil || len(all) != 2 || all[1].Subject != "key-1" {
-		t.Errorf("%+v %v", all, err)
+		t.Errorf("the log has %+v, %v; want two records, the second of key-1", all, err)
 	}
 }

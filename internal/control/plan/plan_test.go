@@ -167,7 +167,7 @@ func TestDraftRefuses(t *testing.T) {
 	}
 	old := agent(func(s *sandbox.Spec) { few(s); s.Lifetime.Timeout = 2 * time.Hour })
 	if _, err := plan.Draft(plan.Ask{Request: plan.Request{CreateRequest: old}, Policies: limits, Images: host, Again: true, Has: sandbox.IsolationKernel}); err != nil {
-		t.Errorf("the lifetime of a sandbox that exists is judged: %v", err)
+		t.Errorf("the error for a sandbox that exists is %v, want none: its lifetime is not judged again", err)
 	}
 }
 
@@ -192,7 +192,7 @@ func TestDraftOfSignedImages(t *testing.T) {
 	k := plan.Policies{Set: set, Fetches: true}
 	ask := plan.Ask{Request: plan.Request{CreateRequest: sandbox.CreateRequest{Spec: sandbox.Spec{Image: "debian:12"}}}, Policies: k, Images: []string{"debian:12"}}
 	if p, err := plan.Draft(ask); err != nil || !p.Unfetched {
-		t.Errorf("before it is fetched: %v, %v", p.Unfetched, err)
+		t.Errorf("before it is fetched, Unfetched is %v, %v; want true", p.Unfetched, err)
 	}
 	ask.Spec.Resources.CPUs = 3
 	_, err = plan.Draft(ask)
@@ -297,21 +297,21 @@ func offers(f driver.Facts) plan.Terms {
 func TestFitFills(t *testing.T) {
 	p, err := plan.Plan{Tenant: "acme", Spec: sandbox.Spec{Workdir: "/a//b/"}}.Fit(offers(driver.Facts{}))
 	if s := p.Spec; err != nil || s.ID != "sb-1" || s.Name != "sb-1" || s.Image != "host" || s.Hostname != "sb-1" || s.Workdir != "/a/b" {
-		t.Errorf("%+v, %v", s, err)
+		t.Errorf("an empty Spec becomes %+v, %v; want the id as its names, the image host, and a clean workdir", s, err)
 	}
 	p, err = plan.Plan{Spec: sandbox.Spec{ID: "sb-9", Name: "one", Image: "debian:12", Hostname: "h"}}.Fit(offers(driver.Facts{}))
 	if s := p.Spec; err != nil || s.ID != "sb-9" || s.Name != "one" || s.Image != "debian:12" || s.Hostname != "h" || !p.AsksName {
-		t.Errorf("what is set already: %+v, %v", p, err)
+		t.Errorf("a Spec that has all becomes %+v, %v; want it unchanged", p, err)
 	}
 	p, err = plan.Plan{Tenant: "acme", Spec: sandbox.Spec{Name: "one", Workspaces: []sandbox.WorkspaceMount{{Name: "w"}}}}.Fit(offers(driver.Facts{}))
 	if err != nil || p.AsksName || p.Spec.Workdir != sandbox.WorkspaceDir {
-		t.Errorf("with a workspace: %+v, %v", p, err)
+		t.Errorf("with a workspace it becomes %+v, %v; want commands to begin in %s", p, err, sandbox.WorkspaceDir)
 	}
 	terms := offers(driver.Facts{Limits: map[string]driver.Limit{"memory": {Holds: true}, "cpus": {Why: "no cgroups"}}})
 	terms.Defaults = sandbox.Resources{CPUs: 2, Memory: 1 << 30}
 	p, err = plan.Plan{Tenant: "acme"}.Fit(terms)
 	if err != nil || p.Spec.Resources != (sandbox.Resources{Memory: 1 << 30}) || len(p.Limits) != 0 {
-		t.Errorf("a default that would not be enforced: %+v, %v", p, err)
+		t.Errorf("with defaults it becomes %+v, %v; want the memory alone, because CPUs would not be enforced", p, err)
 	}
 	p, err = plan.Plan{Tenant: "acme", Spec: sandbox.Spec{Resources: sandbox.Resources{CPUs: 1}}}.Fit(terms)
 	if want := (map[string]sandbox.Enforcement{"cpus": {Why: "no cgroups"}}); err != nil || !maps.Equal(p.Limits, want) {
@@ -352,11 +352,11 @@ func TestFitRefuses(t *testing.T) {
 	}
 	p, err := plan.Plan{Tenant: "acme", Spec: sandbox.Spec{Secrets: []sandbox.SecretRef{{Name: "theirs"}}}}.Fit(offers(driver.Facts{}))
 	if err != nil {
-		t.Errorf("a secret that the provider holds: %v", err)
+		t.Errorf("the error for a secret that the provider holds is %v, want none", err)
 	}
 	denyAll := sandbox.Spec{Network: sandbox.Network{Egress: []string{}}}
 	if p, err = (plan.Plan{Tenant: "acme", Spec: denyAll}).Fit(offers(driver.Facts{Isolates: true})); err != nil || p.Spec.Network.Asked() {
-		t.Errorf("a network that denies all, of a provider that has none: %+v, %v", p.Spec.Network, err)
+		t.Errorf("a network that denies all, of a provider that has none, becomes %+v, %v; want none", p.Spec.Network, err)
 	}
 }
 
@@ -368,16 +368,16 @@ func TestFitTranslatesRules(t *testing.T) {
 	hosts := sandbox.Network{Egress: []string{"api.example.com"}}
 	p, err := plan.Plan{Tenant: "acme", Spec: sandbox.Spec{Network: hosts}}.Fit(terms)
 	if rules := p.Spec.Network.Plain; err != nil || rules == nil || rules.Open || len(rules.Allow) != 1 || rules.Allow[0].Host != "api.example.com" {
-		t.Errorf("%+v, %v", rules, err)
+		t.Errorf("the rules are %+v, %v; want api.example.com alone", rules, err)
 	}
 	none := plan.Egress{EgressLimits: []policy.EgressLimit{{Name: "agents", Profile: sandbox.Profile{}}}}
 	p, err = plan.Plan{Tenant: "acme", Spec: sandbox.Spec{Network: hosts}, Egress: none}.Fit(terms)
 	if rules := p.Spec.Network.Plain; err != nil || rules == nil || len(rules.Allow) != 0 {
-		t.Errorf("under a limit: %+v, %v", rules, err)
+		t.Errorf("under a limit that allows nothing the rules are %+v, %v; want none", rules, err)
 	}
 	p, err = plan.Plan{Tenant: "acme", Spec: sandbox.Spec{Network: hosts}}.Fit(offers(driver.Facts{Capabilities: driver.Capabilities{Network: true}}))
 	if err != nil || p.Spec.Network.Plain != nil || !slices.Equal(p.Spec.Network.Egress, hosts.Egress) {
-		t.Errorf("with a gateway: %+v, %v", p.Spec.Network, err)
+		t.Errorf("with a gateway the network is %+v, %v; want the hosts as they were, and no plain rules", p.Spec.Network, err)
 	}
 }
 
@@ -418,12 +418,12 @@ func TestFitUsesGateway(t *testing.T) {
 				hint = "start a daemon"
 			}
 			if !errors.As(err, &refused) || !strings.Contains(refused.Hint, hint) {
-				t.Errorf("%s: the hint is not %q: %+v", tt.what, hint, refused)
+				t.Errorf("%s: the error is %+v, want one with the hint %q", tt.what, refused, hint)
 			}
 			continue
 		}
 		if err != nil || (p.Spec.Network.Plain != nil) != tt.plain || !p.Spec.Network.Asked() {
-			t.Errorf("%s: %+v, %v", tt.what, p.Spec.Network, err)
+			t.Errorf("%s: the network is %+v, %v; want plain rules: %v", tt.what, p.Spec.Network, err, tt.plain)
 		}
 	}
 }
