@@ -21,6 +21,17 @@ type word struct {
 	Text string `pb:"1"`
 }
 
+// start starts a server for HTTP/2 without TLS.
+func start(t *testing.T, h http.Handler) *httptest.Server {
+	t.Helper()
+	s := httptest.NewUnstartedServer(h)
+	s.Config.Protocols = new(http.Protocols)
+	s.Config.Protocols.SetUnencryptedHTTP2(true)
+	s.Start()
+	t.Cleanup(s.Close)
+	return s
+}
+
 // serve returns a client of a service whose method answers as a test says.
 func serve(t *testing.T, answer func(http.Header, *word) (*word, error)) (*rpc.Client, rpc.Route) {
 	t.Helper()
@@ -41,11 +52,7 @@ func serve(t *testing.T, answer func(http.Header, *word) (*word, error)) (*rpc.C
 		_, err := answer(req.Header(), req.Msg)
 		return err
 	}, connect.WithCodec(plainproto.Codec{})))
-	s := httptest.NewUnstartedServer(mux)
-	s.Config.Protocols = new(http.Protocols)
-	s.Config.Protocols.SetUnencryptedHTTP2(true)
-	s.Start()
-	t.Cleanup(s.Close)
+	s := start(t, mux)
 	base, err := url.Parse(s.URL)
 	if err != nil {
 		t.Fatal(err)
@@ -114,8 +121,7 @@ func TestErrors(t *testing.T) {
 // A service that is not there, or a proxy in its place, says nothing about a sandbox.
 func TestUnreachable(t *testing.T) {
 	c, route := serve(t, nil)
-	proxy := httptest.NewServer(http.NotFoundHandler())
-	defer proxy.Close()
+	proxy := start(t, http.NotFoundHandler())
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
 	for _, tt := range []struct {
