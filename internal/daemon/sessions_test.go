@@ -285,44 +285,6 @@ func TestGroupsShareASandbox(t *testing.T) {
 	}
 }
 
-// TestGroupsAgree: one sandbox serves the sessions of a group, so a session
-// that asks for another one is refused, with the name of what differs. RB-49.
-func TestGroupsAgree(t *testing.T) {
-	d := daemontest.New(t).Start(t, nil)
-	c := daemontest.Client(t, d)
-	for _, name := range []string{"data", "other"} {
-		if _, err := c.CreateWorkspace(t.Context(), durable.NewWorkspace{Name: name}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	spec := sandbox.Spec{Env: map[string]string{"X": "1"}, Workspaces: []sandbox.WorkspaceMount{{Name: "data", Path: "/data"}}}
-	openSession(t, c, spec, atoll.SessionOptions{Name: "one", Group: "team"})
-	for what, asked := range map[string]sandbox.Spec{
-		"image":                  {Image: "another"},
-		"environment variable X": {Env: map[string]string{"X": "2"}},
-		"environment variable Y": {Env: map[string]string{"Y": "1"}},
-		"network":                {Network: sandbox.Network{Egress: []string{"example.com"}}},
-		"workspaces":             {Workspaces: []sandbox.WorkspaceMount{{Name: "other", Path: "/data"}}},
-		"user":                   {User: "nobody"},
-		"resources":              {Resources: sandbox.Resources{CPUs: 2}},
-	} {
-		s, err := c.Sessions().Create(t.Context(), asked, atoll.SessionOptions{Name: "two", Group: "team"})
-		if err == nil {
-			_ = s.Destroy(t.Context())
-		}
-		if sandbox.CodeOf(err) != sandbox.CodeConflict || !strings.Contains(err.Error(), "another "+what) {
-			t.Errorf("another %s: %v", what, err)
-		}
-	}
-	same := openSession(t, c, spec, atoll.SessionOptions{Name: "same", Group: "team"})
-	plain := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "plain", Group: "team"})
-	for _, s := range []*atoll.Session{same, plain} {
-		if got := runShell(t, s, "echo $X"); got != "1" {
-			t.Errorf("%s has X=%q", s.Info().Name, got)
-		}
-	}
-}
-
 // Sandboxes survive the end of a daemon, and the next one continues.
 func TestSessionsOutliveDaemons(t *testing.T) {
 	m := daemontest.New(t)

@@ -277,15 +277,7 @@ func TestFailuresLeaveOneSandbox(t *testing.T) {
 		inject func(h *harbour)
 		moves  bool
 	}{
-		"create":             {inject: func(h *harbour) { h.two.Add(faults.Fault{Op: faults.Create, Err: broken}) }},
-		"the answer of it":   {inject: func(h *harbour) { h.two.Add(faults.Fault{Op: faults.Create, Err: broken, Act: true, Times: 1}) }},
-		"reaching it":        {inject: func(h *harbour) { h.two.Add(faults.Fault{Op: faults.Attach, Err: broken, Times: 1}) }},
-		"removing its files": {inject: at("files.remove")},
 		"import":             {inject: at("archive.import")},
-		"ending the new one": {inject: func(h *harbour) {
-			at("archive.import")(h)
-			h.two.Add(faults.Fault{Op: faults.Destroy, Err: broken, Times: 1})
-		}},
 		"ending the old one": {inject: func(h *harbour) { h.one.Add(faults.Fault{Op: faults.Destroy, Err: broken, Times: 1}) }, moves: true},
 	}
 	for name, tt := range tests {
