@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
@@ -107,7 +108,10 @@ func TestNodesLendImages(t *testing.T) {
 	if len(all) != 1 || len(all[0].Names) != 0 || !slices.Equal(all[0].Config.Env, []string{"A=1"}) || all[0].Digest == digest || len(imagesOn(t, s.a)) != 0 || sent(t, s.b) != 1 {
 		t.Fatalf("b has the images %+v after %d were sent, and a has %+v; want the template's, sent once, without a name", all, sent(t, s.b), imagesOn(t, s.a))
 	}
-	eventuallyPlaced(t, s, sandbox.Spec{Image: "template:tools"}, "node-b") // a has more memory
+	says(t, s, "b", all[0].Digest)
+	if got := s.create(t, sandbox.Spec{Image: "template:tools"}); got.Info().Provider != "node-b" { // a has more memory
+		t.Errorf("placed on %s, want it on b, which has the image", got.Info().Provider)
+	}
 	if sent(t, s.b) != 1 {
 		t.Error("it was sent again")
 	}
@@ -140,17 +144,19 @@ func TestNodesLendImages(t *testing.T) {
 	s.create(t, sandbox.Spec{Image: "base:1", Provider: "node-a"})
 }
 
-func eventuallyPlaced(t *testing.T, s *isle, spec sandbox.Spec, want string) {
+// says waits until the control daemon knows that a node has an image.
+func says(t *testing.T, s *isle, node, digest string) {
 	t.Helper()
-	got := ""
-	for range 100 {
-		box := s.create(t, spec)
-		if got = box.Info().Provider; got == want {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		n, err := s.Admin().Node(t.Context(), node)
+		ok(t, err)
+		if n.Load != nil && slices.Contains(n.Load.Images, digest) {
 			return
 		}
-		ok(t, box.Destroy(t.Context()))
+		if time.Now().After(deadline) {
+			t.Fatalf("the node says %+v, want that it has %s", n.Load, digest)
+		}
 	}
-	t.Errorf("placed on %s, want it on %s, which has the image", got, want)
 }
 
 // Another tenant gets neither a template nor the image that a build made, by no

@@ -112,7 +112,7 @@ func TestLendAsks(t *testing.T) {
 			t.Errorf("%s: %v, %v after asking about %+v", ref, got, err, asked)
 		}
 	}
-	for _, ref := range []string{"none:1", "sha256:" + strings.Repeat("0", 64), img.Digest[:20] + strings.Repeat("0", 51)} {
+	for _, ref := range []string{"none:1", "Not_A Reference", "sha256:" + strings.Repeat("0", 64), img.Digest[:20] + strings.Repeat("0", 51)} {
 		if got, err := s.Lend(t.Context(), ref, anybody); got != nil || err != nil {
 			t.Errorf("%s: %v, %v, want nothing", ref, got, err)
 		}

@@ -178,7 +178,7 @@ func (s *Creator) draft(ctx context.Context, tenant string, a audit.Action, req 
 // place chooses the provider of a plan, and says why if that was not asked for. It
 // returns the plan for that provider.
 func (s *Creator) place(ctx context.Context, who key.Principal, p plan.Plan) (be *providers.Backend, _ plan.Plan, chosen string, err error) {
-	lent := s.Providers.Lends(ctx, p.Tenant, p.Spec.Image) // also so that a node which has it is chosen
+	lent := p.Spec.Provider == "" && s.Providers.Lends(ctx, p.Tenant, p.Spec.Image) // also so that a node which has it is chosen
 	if p.Bound || p.Template != nil && !lent {
 		s.Providers.KeepHere(&p.Spec)
 	}
