@@ -46,6 +46,7 @@ func CompleteSandboxes(a *target.Env) cobra.CompletionFunc {
 	}
 }
 
+// CompleteProviders offers the names of the providers that this program knows.
 func CompleteProviders(a *target.Env) cobra.CompletionFunc {
 	return func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 		var names []string
@@ -100,6 +101,7 @@ func CompleteOf(a *target.Env, names func(context.Context, *atoll.Client) ([]str
 	}
 }
 
+// SnapshotNames are the names of the snapshots of a daemon.
 func SnapshotNames(ctx context.Context, c *atoll.Client) (names []string, err error) {
 	for s, err := range c.Snapshots(ctx, nil) {
 		if err != nil {
@@ -110,6 +112,7 @@ func SnapshotNames(ctx context.Context, c *atoll.Client) (names []string, err er
 	return names, nil
 }
 
+// WorkspaceNames are the names of the workspaces of a daemon.
 func WorkspaceNames(ctx context.Context, c *atoll.Client) (names []string, err error) {
 	all, err := c.Workspaces(ctx)
 	for _, w := range all {
@@ -118,6 +121,7 @@ func WorkspaceNames(ctx context.Context, c *atoll.Client) (names []string, err e
 	return names, err
 }
 
+// TemplateNames are the names of the templates of a daemon, with their tags.
 func TemplateNames(ctx context.Context, c *atoll.Client) (names []string, err error) {
 	all, err := c.Templates(ctx)
 	for _, t := range all {

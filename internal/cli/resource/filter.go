@@ -52,6 +52,7 @@ func ParseFilters(texts []string) (Filters, error) {
 	return f, nil
 }
 
+// Match reports whether a sandbox is one of those that are asked for.
 func (f Filters) Match(s sandbox.Sandbox) bool {
 	for key, values := range f {
 		has := func(v string) bool { return filterKeys[key](&s, v) }
@@ -63,6 +64,7 @@ func (f Filters) Match(s sandbox.Sandbox) bool {
 	return true
 }
 
+// HasLabels reports whether labels have all that are wanted: KEY or KEY=VALUE.
 func HasLabels(have map[string]string, wanted []string) bool {
 	for _, w := range wanted {
 		key, value, exact := strings.Cut(w, "=")

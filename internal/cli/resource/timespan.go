@@ -13,6 +13,7 @@ import (
 // SpanFlags select what happened in a span of time.
 type SpanFlags struct{ since, until string }
 
+// Register registers --since and --until.
 func (f *SpanFlags) Register(flags *pflag.FlagSet) {
 	flags.StringVar(&f.since, "since", "", "only events since this time: an age such as 10m, or a time")
 	flags.StringVar(&f.until, "until", "", "only events before this time: an age such as 10m, or a time")

@@ -120,6 +120,7 @@ func (i *IsolationFlag) String() string { return string(*i) }
 
 func (i *IsolationFlag) Type() string { return "kind" }
 
+// Register registers --isolation.
 func (i *IsolationFlag) Register(cmd *cobra.Command) {
 	cmd.Flags().Var(i, "isolation", "at least this isolation: none, kernel (a kernel of its own) or hardware (a virtual machine)")
 	CompleteFlag(cmd, "isolation", "none", "kernel", "hardware")

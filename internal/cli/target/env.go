@@ -87,6 +87,7 @@ type Version struct {
 	Arch   string `json:"arch"`
 }
 
+// DefaultProvider names the provider that is used unless another one is named.
 func (a *Env) DefaultProvider() string {
 	if len(a.Providers) == 0 {
 		return ""

@@ -16,6 +16,7 @@ func NoteReason(a *Env, info sandbox.Sandbox) {
 	}
 }
 
+// Missing reports whether an error says that a thing does not exist, or no longer.
 func Missing(err error) bool {
 	return errors.Is(err, &sandbox.Error{Code: sandbox.CodeNotFound}) || errors.Is(err, &sandbox.Error{Code: sandbox.CodeGone})
 }

@@ -23,6 +23,7 @@ type Remote struct {
 	client *atoll.Client
 }
 
+// Remote returns the daemon of a client.
 func (a *Env) Remote(c *atoll.Client) Remote { return Remote{a, c} }
 
 // Warning asks the daemon about a provider that this program does not know. Asking

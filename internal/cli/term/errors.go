@@ -39,6 +39,7 @@ type UsageError struct {
 
 func (e *UsageError) Error() string { return e.Message }
 
+// Usage returns the error for a flag that a command does not take, with a hint.
 func Usage(cmd *cobra.Command, err error) error {
 	hint := "see: " + cmd.CommandPath() + " --help"
 	if text := err.Error(); text == "unknown flag: --host" || strings.HasPrefix(text, "unknown shorthand flag: 'H'") {

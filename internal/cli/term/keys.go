@@ -19,6 +19,7 @@ var ErrDetached = errors.New("detached")
 // It is empty for none. It satisfies pflag.Value.
 type KeysFlag []byte
 
+// Register registers the flag.
 func (k *KeysFlag) Register(flags *pflag.FlagSet) {
 	*k, _ = parseKeys(defaultDetachKeys)
 	flags.Var(k, "detach-keys", `keys that leave a command on a terminal to itself: a letter, or ctrl- and a letter or one of @ [ \ ] ^ _, separated by commas, or none`)

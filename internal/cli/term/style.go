@@ -21,6 +21,11 @@ import (
 	"golang.org/x/term"
 )
 
+// Everything that Atoll itself says goes through the functions in this file. They
+// make visible what could do something to a terminal, because much of it was chosen
+// by others: a daemon, a provider, or programs in a sandbox. Only what commands in
+// sandboxes write, and files, are passed on as they are.
+
 // WholeRunes cuts off a character that was cut in two.
 func WholeRunes(data []byte) []byte {
 	for back := 1; back < utf8.UTFMax && back <= len(data); back++ {

@@ -5,6 +5,14 @@ import (
 	"os"
 )
 
+// Term is the terminal, or what stands for it: the streams and the environment of
+// one run of the command line.
+type Term struct {
+	Stdin          io.Reader
+	Stdout, Stderr io.Writer
+	LookupEnv      func(string) (string, bool)
+}
+
 // Warn says it, unless there is nothing to say.
 func (a *Term) Warn(warning string) {
 	if warning != "" {
@@ -20,17 +28,4 @@ func (a *Term) Terminal() *os.File {
 		}
 	}
 	return nil
-}
-
-// Everything that Atoll itself says goes through the functions in this file. They
-// make visible what could do something to a terminal, because much of it was chosen
-// by others: a daemon, a provider, or programs in a sandbox. Only what commands in
-// sandboxes write, and files, are passed on as they are.
-
-// Term is the terminal, or what stands for it: the streams and the environment of
-// one run of the command line.
-type Term struct {
-	Stdin          io.Reader
-	Stdout, Stderr io.Writer
-	LookupEnv      func(string) (string, bool)
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/docker/go-units"
 )
 
+// LabelText shows labels as KEY=VALUE, in the order of their keys.
 func LabelText(labels map[string]string) string {
 	pairs := make([]string, 0, len(labels))
 	for _, k := range slices.Sorted(maps.Keys(labels)) {
@@ -29,6 +30,7 @@ func CommandText(args []string) string {
 	return strings.Join(quoted, " ")
 }
 
+// OrDash returns a text, or a dash in its place if it is empty.
 func OrDash(text string) string {
 	if text == "" {
 		return "-"
@@ -44,4 +46,5 @@ func Ago(t time.Time) string {
 	return units.HumanDuration(time.Since(t)) + " ago"
 }
 
+// BytesText shows a number of bytes with a binary unit.
 func BytesText(n int64) string { return units.BytesSize(float64(n)) }

@@ -79,6 +79,7 @@ type CommandFlags struct {
 	Keys          term.KeysFlag // that detach from a terminal
 }
 
+// Register registers the flags.
 func (f *CommandFlags) Register(flags *pflag.FlagSet) {
 	flags.SetInterspersed(false) // what follows the first word belongs to the command
 	flags.StringArrayVarP(&f.Env, "env", "e", nil, "set a variable: NAME=VALUE, or NAME to pass on your own")
@@ -140,6 +141,7 @@ type LifetimeFlags struct {
 	Wake               bool
 }
 
+// Register registers the flags.
 func (f *LifetimeFlags) Register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	flags.StringVar(&f.Action, "lifetime-action", "", "sleep (on disk), stop (and keep its files) or delete (default delete)")
@@ -149,8 +151,10 @@ func (f *LifetimeFlags) Register(cmd *cobra.Command) {
 	resource.CompleteFlag(cmd, "idle-action", "pause", "sleep", "stop", "delete")
 }
 
+// RequireLimitsHelp explains --require-limits.
 const RequireLimitsHelp = "fail if one of the limits is not enforced on this machine, instead of saying so"
 
+// Register registers the flags.
 func (f *SandboxFlags) Register(cmd *cobra.Command) {
 	flags := cmd.Flags()
 	f.life.Register(cmd)

@@ -10,6 +10,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
+// ParsePort reads the number of a port.
 func ParsePort(text string) (uint16, error) {
 	n, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || n == 0 {
