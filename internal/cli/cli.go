@@ -31,7 +31,7 @@ type App struct {
 	// Up starts a daemon, which the command closes. It is nil in a client.
 	Up func(ctx context.Context, opts operate.UpOptions) (operate.Daemon, error)
 	// Restore replaces the database in a state directory by a backup, and returns
-	// where it moved what it replaced. It is nil in a client.
+	// where it moved the former state. It is nil in a client.
 	Restore func(ctx context.Context, stateDir, backup string) (replaced string, err error)
 	// Accept makes a state directory usable although parts of it are missing, and
 	// returns a sentence for each. It is nil in a client.

@@ -14,7 +14,7 @@ type Parts struct {
 	// Up starts a daemon, which the command closes.
 	Up func(ctx context.Context, opts UpOptions) (Daemon, error)
 	// Restore replaces the database in a state directory by a backup, and returns
-	// where it moved what it replaced.
+	// where it moved the former state.
 	Restore func(ctx context.Context, stateDir, backup string) (replaced string, err error)
 	// Accept makes a state directory usable although parts of it are missing, and
 	// returns a sentence for each.
