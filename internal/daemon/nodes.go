@@ -68,7 +68,7 @@ func (p nodeProviders) open(name string) (providers.Opened, error) {
 	if err != nil {
 		return providers.Opened{}, err
 	}
-	opened := &registry.Provider{Provider: remote.Lender{Provider: own, Images: lentImages{p.d}}, Name: name, Binding: binding}
+	opened := &registry.Provider{Provider: remote.Lender{Provider: own, Images: lentImages(p)}, Name: name, Binding: binding}
 	result := providers.Opened{Name: name, Binding: binding, Engine: p.d.node.Config(opened)}
 	p.d.machineOpen[name] = result
 	p.d.machineClose = append(p.d.machineClose, own)
@@ -102,7 +102,7 @@ func (p nodeProviders) Find(name string) (catalog.Provider, bool) {
 
 // Choose implements providers.Nodes.
 func (p nodeProviders) Choose(ref string, memory int64, demand sandbox.Isolation) (provider, why string) {
-	return p.d.fleet.Choose(lentImages{p.d}.lentAs(ref), memory, demand)
+	return p.d.fleet.Choose(lentImages(p).lentAs(ref), memory, demand)
 }
 
 // Reload implements providers.Nodes.
@@ -110,12 +110,12 @@ func (p nodeProviders) Reload(ctx context.Context) error { return p.d.fleet.Relo
 
 // Candidates implements providers.Nodes.
 func (p nodeProviders) Candidates(ref string, memory int64) []catalog.Facts {
-	return p.d.fleet.Candidates(lentImages{p.d}.lentAs(ref), memory)
+	return p.d.fleet.Candidates(lentImages(p).lentAs(ref), memory)
 }
 
 // Lends implements providers.Nodes.
 func (p nodeProviders) Lends(ctx context.Context, tenant, ref string) bool {
-	img, err := lentImages{p.d}.find(ctx, tenant, ref, false)
+	img, err := lentImages(p).find(ctx, tenant, ref, false)
 	return err == nil && img != nil
 }
 
