@@ -52,11 +52,11 @@ func TestOutputBreaksOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Close() })
-	box, err := c.Get(t.Context(), "one")
+	sb, err := c.Get(t.Context(), "one")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := box.Exec(t.Context(), sandbox.Command{Args: []string{"x"}, Hold: time.Minute})
+	p, err := sb.Exec(t.Context(), sandbox.Command{Args: []string{"x"}, Hold: time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

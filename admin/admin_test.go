@@ -22,8 +22,8 @@ func owner(t *testing.T) (*admin.Client, func(key string) *atoll.Client) {
 func TestTenantsAndKeys(t *testing.T) {
 	a, bearer := owner(t)
 	ctx := t.Context()
-	made, err := a.CreateTenant(ctx, "acme", operator.Limits{Boxes: 1})
-	if err != nil || made.ID != "acme" || made.Limits.Boxes != 1 {
+	made, err := a.CreateTenant(ctx, "acme", operator.Limits{Sandboxes: 1})
+	if err != nil || made.ID != "acme" || made.Limits.Sandboxes != 1 {
 		t.Fatalf("made %+v, %v", made, err)
 	}
 	if _, err := a.CreateTenant(ctx, "acme", operator.Limits{}); sandbox.CodeOf(err) != sandbox.CodeAlreadyExists {
@@ -40,10 +40,10 @@ func TestTenantsAndKeys(t *testing.T) {
 	if _, err := c.Create(ctx, sandbox.Spec{Name: "two"}, atoll.CreateOptions{}); sandbox.CodeOf(err) != sandbox.CodeExhausted {
 		t.Errorf("beyond its quota: %v", err)
 	}
-	if own, err := c.Admin().Tenant(ctx); err != nil || own.ID != "acme" || own.Usage.Boxes != 1 {
+	if own, err := c.Admin().Tenant(ctx); err != nil || own.ID != "acme" || own.Usage.Sandboxes != 1 {
 		t.Errorf("its own tenant: %+v, %v", own, err)
 	}
-	if found, err := a.TenantByID(ctx, "acme"); err != nil || found.Usage.Boxes != 1 {
+	if found, err := a.TenantByID(ctx, "acme"); err != nil || found.Usage.Sandboxes != 1 {
 		t.Errorf("found %+v, %v", found, err)
 	}
 	if all, err := a.Tenants(ctx); err != nil || len(all) != 2 {

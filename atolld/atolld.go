@@ -24,7 +24,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/gateway/egress"
 	_ "github.com/atoll-run/atoll/internal/guest/early" // must be initialised first
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/provider/gvisor"
 )
@@ -52,12 +52,12 @@ type Provider struct {
 	Open func(dir string, options json.RawMessage) (driver.Provider, error)
 }
 
-func (p Provider) entry() (registry.Entry, error) {
-	e := registry.Entry{Name: p.Name, Summary: p.Summary, Warning: p.Warning}
+func (p Provider) entry() (providerset.Entry, error) {
+	e := providerset.Entry{Name: p.Name, Summary: p.Summary, Warning: p.Warning}
 	if (p.Driver == nil) == (p.Open == nil) {
 		return e, errors.New("atolld: provider " + p.Name + " needs either a Driver or a way to Open one")
 	}
-	e.Open = func(h registry.Host) (driver.Provider, error) {
+	e.Open = func(h providerset.Host) (driver.Provider, error) {
 		if p.Driver != nil {
 			return p.Driver, nil
 		}
@@ -156,14 +156,14 @@ func (s *Server) Start(ctx context.Context) error {
 }
 
 // entries returns the built-in providers and those of the program.
-func (s *Server) entries() ([]registry.Entry, error) {
+func (s *Server) entries() ([]providerset.Entry, error) {
 	entries := all.Builtin()
 	for _, p := range s.Providers {
 		e, err := p.entry()
 		if err != nil {
 			return nil, err
 		}
-		if i := slices.IndexFunc(entries, func(b registry.Entry) bool { return b.Name == e.Name }); i >= 0 {
+		if i := slices.IndexFunc(entries, func(b providerset.Entry) bool { return b.Name == e.Name }); i >= 0 {
 			entries[i] = e
 			continue
 		}

@@ -40,7 +40,7 @@ func TestServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer inside.Close()
-	box, err := inside.Create(t.Context(), sandbox.Spec{Name: "one"}, atoll.CreateOptions{})
+	sb, err := inside.Create(t.Context(), sandbox.Spec{Name: "one"}, atoll.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,10 +50,10 @@ func TestServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer outside.Close()
-	if same, err := outside.Get(t.Context(), "one"); err != nil || same.ID() != box.ID() {
+	if same, err := outside.Get(t.Context(), "one"); err != nil || same.ID() != sb.ID() {
 		t.Errorf("%v %v", same.ID(), err)
 	}
-	if err := box.Destroy(t.Context()); err != nil {
+	if err := sb.Destroy(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if err := s.Close(); err != nil {
@@ -86,12 +86,12 @@ func Example() {
 		panic(err)
 	}
 	defer client.Close()
-	box, err := client.Create(ctx, sandbox.Spec{})
+	sb, err := client.Create(ctx, sandbox.Spec{})
 	if err != nil {
 		panic(err)
 	}
-	defer box.Destroy(ctx)
-	res, err := box.Run(ctx, sandbox.Command{Shell: "echo hello from a sandbox; exit 3"}, atoll.RunOptions{})
+	defer sb.Destroy(ctx)
+	res, err := sb.Run(ctx, sandbox.Command{Shell: "echo hello from a sandbox; exit 3"}, atoll.RunOptions{})
 	if err != nil {
 		panic(err)
 	}
@@ -119,12 +119,12 @@ func Example_streams() {
 		panic(err)
 	}
 	defer client.Close()
-	box, err := client.Create(ctx, sandbox.Spec{Name: "demo"}, atoll.CreateOptions{})
+	sb, err := client.Create(ctx, sandbox.Spec{Name: "demo"}, atoll.CreateOptions{})
 	if err != nil {
 		panic(err)
 	}
-	defer box.Destroy(ctx)
-	p, err := box.Exec(ctx, sandbox.Command{Args: []string{"cat"}, Stdin: true})
+	defer sb.Destroy(ctx)
+	p, err := sb.Exec(ctx, sandbox.Command{Args: []string{"cat"}, Stdin: true})
 	if err != nil {
 		panic(err)
 	}

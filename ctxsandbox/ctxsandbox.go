@@ -106,7 +106,7 @@ func (c *SandboxClient) Create(ctx context.Context, spec SandboxSpec) (*SandboxH
 	for {
 		s, err := c.client.Create(ctx, full, atoll.CreateOptions{})
 		if err == nil {
-			return &SandboxHandle{box: s}, nil
+			return &SandboxHandle{sandbox: s}, nil
 		}
 		if !fixed(err, &spec, &full.Resources) {
 			return nil, err
@@ -137,7 +137,7 @@ func (c *SandboxClient) Get(ctx context.Context, name string) (*SandboxHandle, e
 	if err != nil {
 		return nil, err
 	}
-	return &SandboxHandle{box: s}, nil
+	return &SandboxHandle{sandbox: s}, nil
 }
 
 // List yields the sandboxes that have all of the labels, newest first.
@@ -152,7 +152,7 @@ func (c *SandboxClient) List(ctx context.Context, labels map[string]string) iter
 			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 				continue // it was removed meanwhile
 			}
-			if !yield(&SandboxHandle{box: s}, err) || err != nil {
+			if !yield(&SandboxHandle{sandbox: s}, err) || err != nil {
 				return
 			}
 		}

@@ -16,25 +16,25 @@ import (
 // SandboxHandle is a handle on one sandbox. Dropping it does not end the
 // sandbox. Its methods may be called concurrently.
 type SandboxHandle struct {
-	box   *atoll.Sandbox
-	shell struct {
+	sandbox *atoll.Sandbox
+	shell   struct {
 		mu   sync.Mutex
 		path string // empty until it is known
 	}
 }
 
 // Name returns the name of the sandbox.
-func (h *SandboxHandle) Name() string { return h.box.Name() }
+func (h *SandboxHandle) Name() string { return h.sandbox.Name() }
 
 // ID returns the id of the sandbox. It is never reused.
-func (h *SandboxHandle) ID() string { return string(h.box.ID()) }
+func (h *SandboxHandle) ID() string { return string(h.sandbox.ID()) }
 
 // Labels returns the labels of the sandbox.
-func (h *SandboxHandle) Labels() map[string]string { return h.box.Info().Labels }
+func (h *SandboxHandle) Labels() map[string]string { return h.sandbox.Info().Labels }
 
 // Sandbox returns the underlying *atoll.Sandbox, for operations that are not
 // part of ctx.sandbox.
-func (h *SandboxHandle) Sandbox() *atoll.Sandbox { return h.box }
+func (h *SandboxHandle) Sandbox() *atoll.Sandbox { return h.sandbox }
 
 // ExecResult is the exit and the output of a command.
 type ExecResult struct {
@@ -79,7 +79,7 @@ func (h *SandboxHandle) findShell(ctx context.Context) (string, error) {
 		if h.shell.path != "" {
 			break
 		}
-		switch _, err := h.box.Files().Stat(ctx, path); sandbox.CodeOf(err) {
+		switch _, err := h.sandbox.Files().Stat(ctx, path); sandbox.CodeOf(err) {
 		case "":
 			h.shell.path = path
 		case sandbox.CodeNotFound:
@@ -104,7 +104,7 @@ func (h *SandboxHandle) run(ctx context.Context, cmd sandbox.Command) (res ExecR
 		cmd.Timeout = DefaultTimeout
 	}
 	cmd.Background = true
-	p, err := h.box.Exec(ctx, cmd)
+	p, err := h.sandbox.Exec(ctx, cmd)
 	if err != nil {
 		return res, err
 	}
@@ -131,7 +131,7 @@ func (h *SandboxHandle) run(ctx context.Context, cmd sandbox.Command) (res ExecR
 func (h *SandboxHandle) end(ctx context.Context, id string) error {
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), removal)
 	defer cancel()
-	err := h.box.Kill(late, id, int(syscall.SIGKILL))
+	err := h.sandbox.Kill(late, id, int(syscall.SIGKILL))
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 		return nil // the command has ended
 	}
@@ -155,7 +155,7 @@ func (l *limited) Write(p []byte) (int, error) {
 // If tail is above zero, it returns only that many last lines. The logs are
 // bounded, so the oldest output may be missing.
 func (h *SandboxHandle) Logs(ctx context.Context, tail int) (string, error) {
-	all, err := h.box.Processes(ctx)
+	all, err := h.sandbox.Processes(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -169,7 +169,7 @@ func (h *SandboxHandle) Logs(ctx context.Context, tail int) (string, error) {
 }
 
 func (h *SandboxHandle) copyLog(ctx context.Context, id string, to *strings.Builder) error {
-	log, err := h.box.Logs(ctx, id, atoll.LogOptions{})
+	log, err := h.sandbox.Logs(ctx, id, atoll.LogOptions{})
 	if err != nil {
 		return err
 	}
@@ -207,10 +207,10 @@ const stopGrace = 10 * time.Second
 // Stop stops the sandbox and keeps its files. If the provider cannot keep them,
 // Stop returns CodeUnsupported and changes nothing.
 func (h *SandboxHandle) Stop(ctx context.Context) error {
-	_, err := h.box.Stop(ctx, stopGrace)
+	_, err := h.sandbox.Stop(ctx, stopGrace)
 	return err
 }
 
 // Kill ends the sandbox at once and deletes its files. Its workspace is kept. A
 // sandbox that is already gone is success.
-func (h *SandboxHandle) Kill(ctx context.Context) error { return h.box.Destroy(ctx) }
+func (h *SandboxHandle) Kill(ctx context.Context) error { return h.sandbox.Destroy(ctx) }

@@ -20,13 +20,13 @@ func TestInstanceID(t *testing.T) {
 		`{"workspaceArchive":"YQ=="}`:                                                "",
 		`[]`:                                                                         "",
 	} {
-		for box, want := range map[string]string{"": want, "own": "own"} {
-			data, err := json.Marshal(durable.Envelope{Backend: "p", Box: box, State: json.RawMessage(state)}.Sealed())
+		for sb, want := range map[string]string{"": want, "own": "own"} {
+			data, err := json.Marshal(durable.Envelope{Backend: "p", Sandbox: sb, State: json.RawMessage(state)}.Sealed())
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got, err := durable.ParseEnvelope(data); err != nil || got.Box != want {
-				t.Errorf("%s with box %q: %q, %v; want %q", state, box, got.Box, err, want)
+			if got, err := durable.ParseEnvelope(data); err != nil || got.Sandbox != want {
+				t.Errorf("%s with box %q: %q, %v; want %q", state, sb, got.Sandbox, err, want)
 			}
 		}
 	}
@@ -36,7 +36,7 @@ func TestInstanceID(t *testing.T) {
 // is the same after writing and reading it again.
 func FuzzParseEnvelope(f *testing.F) {
 	for _, e := range []durable.Envelope{
-		{Backend: "gvisor", Binding: "here/x", Box: "sb-1", Spec: sandbox.Spec{Image: "alpine:3", Env: map[string]string{"TOKEN": "x"}}},
+		{Backend: "gvisor", Binding: "here/x", Sandbox: "sb-1", Spec: sandbox.Spec{Image: "alpine:3", Env: map[string]string{"TOKEN": "x"}}},
 		{Backend: "e2b", State: json.RawMessage(`{"sandboxId":"a","hostId":"b"}`), Archive: &durable.Archive{Kind: "tar", Ref: "0001", Size: 7}},
 		{Backend: "docker", Workspaces: []durable.WorkspaceRef{{Name: "w", Version: "v3"}}},
 	} {
@@ -68,7 +68,7 @@ func FuzzParseEnvelope(f *testing.F) {
 			t.Fatal(err)
 		}
 		again, err := durable.ParseEnvelope(text)
-		if err != nil || again.Box != e.Box {
+		if err != nil || again.Sandbox != e.Sandbox {
 			t.Errorf("read again: %v; %+v, want %+v", err, again, sealed)
 		}
 	})

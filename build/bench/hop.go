@@ -71,10 +71,10 @@ func (b *bench) hop(ctx context.Context) (err error) {
 		return err
 	}
 	command := sandbox.Command{Args: nothing}
-	timed := func(box *atoll.Sandbox) func(context.Context) (timing, error) {
+	timed := func(sb *atoll.Sandbox) func(context.Context) (timing, error) {
 		return func(ctx context.Context) (timing, error) {
 			began := time.Now()
-			p, err := box.Exec(ctx, command)
+			p, err := sb.Exec(ctx, command)
 			if err != nil {
 				return timing{}, err
 			}

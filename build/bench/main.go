@@ -22,15 +22,15 @@ import (
 
 // config is the configuration from the command line.
 type config struct {
-	atoll   string
-	engine  string
-	doc     string
-	results string
-	tar     string
-	rounds  int
-	boxes   int
-	density int
-	only    string // a section; empty: all
+	atoll     string
+	engine    string
+	doc       string
+	results   string
+	tar       string
+	rounds    int
+	sandboxes int
+	density   int
+	only      string // a section; empty: all
 }
 
 func main() {
@@ -43,7 +43,7 @@ func main() {
 	flag.StringVar(&c.results, "results", "build/bench/results", "directory for the samples, if there is a document")
 	flag.StringVar(&c.tar, "tar", "bin/bench-rootfs.tar", "root file system with a shell, coreutils and python3; built with mmdebstrap if missing")
 	flag.IntVar(&c.rounds, "rounds", 15, "number of rounds of the short measurements")
-	flag.IntVar(&c.boxes, "boxes", 40, "number of idle sandboxes for measuring memory")
+	flag.IntVar(&c.sandboxes, "boxes", 40, "number of idle sandboxes for measuring memory")
 	flag.IntVar(&c.density, "density", 300, "number of sandboxes that must exist at the same time")
 	flag.StringVar(&c.only, "only", "", "measure only this section, such as hop")
 	flag.Parse()

@@ -292,18 +292,18 @@ func (b *bench) copies(ctx context.Context) (map[string]*outcome, error) {
 func (b *bench) memory(ctx context.Context) error {
 	// The command line of each of our kernels names its state directory.
 	kernels := func(_ int, cmdline string) bool { return strings.Contains(cmdline, b.state+"/") }
-	var boxes []driver.Instance
+	var sandboxes []driver.Instance
 	ours, err := b.growth(kernels, func() (err error) {
-		boxes, err = b.fill(ctx, b.boxes)
+		sandboxes, err = b.fill(ctx, b.sandboxes)
 		return err
 	})
-	if err = errors.Join(err, b.empty(boxes)); err != nil {
+	if err = errors.Join(err, b.empty(sandboxes)); err != nil {
 		return err
 	}
 	var theirs figure
 	if b.docker != nil {
 		theirs, err = b.growth(b.docker.belongs, func() error {
-			for range b.boxes {
+			for range b.sandboxes {
 				if _, err := b.startContainer(ctx); err != nil {
 					return err
 				}
@@ -314,7 +314,7 @@ func (b *bench) memory(ctx context.Context) error {
 			return err
 		}
 	}
-	b.compare(fmt.Sprintf("memory per idle sandbox, %d alive", b.boxes), ours, "Docker, its shims and daemon", theirs, atMost(20, "MB"))
+	b.compare(fmt.Sprintf("memory per idle sandbox, %d alive", b.sandboxes), ours, "Docker, its shims and daemon", theirs, atMost(20, "MB"))
 	return nil
 }
 
@@ -328,28 +328,28 @@ func (b *bench) growth(is func(int, string) bool, start func() error) (figure, e
 		return figure{}, err
 	}
 	after, err := memoryOf(is)
-	return inMegabytes(sample{float64(after-before) / float64(b.boxes) / 1e6}), err
+	return inMegabytes(sample{float64(after-before) / float64(b.sandboxes) / 1e6}), err
 }
 
 // fill creates n sandboxes, several at a time. They end with this process.
 func (b *bench) fill(ctx context.Context, n int) ([]driver.Instance, error) {
-	boxes := make([]driver.Instance, n)
+	sandboxes := make([]driver.Instance, n)
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(2 * runtime.NumCPU())
-	for i := range boxes {
+	for i := range sandboxes {
 		g.Go(func() (err error) {
-			boxes[i], err = b.lib.create(ctx)
+			sandboxes[i], err = b.lib.create(ctx)
 			return err
 		})
 	}
-	return boxes, g.Wait()
+	return sandboxes, g.Wait()
 }
 
 // empty destroys sandboxes.
-func (b *bench) empty(boxes []driver.Instance) error {
+func (b *bench) empty(sandboxes []driver.Instance) error {
 	var g errgroup.Group
 	g.SetLimit(2 * runtime.NumCPU())
-	for _, in := range boxes {
+	for _, in := range sandboxes {
 		if in != nil {
 			g.Go(func() error { return in.Destroy(context.Background()) })
 		}
@@ -362,7 +362,7 @@ func (b *bench) empty(boxes []driver.Instance) error {
 func (b *bench) density(ctx context.Context) error {
 	free := available()
 	began := time.Now()
-	boxes, err := b.fill(ctx, b.config.density)
+	sandboxes, err := b.fill(ctx, b.config.density)
 	if err != nil {
 		return err
 	}
@@ -371,7 +371,7 @@ func (b *bench) density(ctx context.Context) error {
 	began = time.Now()
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(2 * runtime.NumCPU())
-	for _, in := range boxes {
+	for _, in := range sandboxes {
 		g.Go(func() error { return answers(gctx, in) })
 	}
 	if err := g.Wait(); err != nil {
@@ -379,15 +379,15 @@ func (b *bench) density(ctx context.Context) error {
 	}
 	answered := time.Since(began)
 	began = time.Now()
-	if err := b.empty(boxes); err != nil {
+	if err := b.empty(sandboxes); err != nil {
 		return err
 	}
-	per := func(d time.Duration) figure { return perSecond(sample{float64(len(boxes)) / d.Seconds()}) }
-	what := fmt.Sprintf("%d sandboxes alive at once: ", len(boxes))
+	per := func(d time.Duration) figure { return perSecond(sample{float64(len(sandboxes)) / d.Seconds()}) }
+	what := fmt.Sprintf("%d sandboxes alive at once: ", len(sandboxes))
 	b.rows = append(b.rows,
 		row{what: what + "made", atoll: per(made), targets: []target{atLeast(20, "per s")}},
 		row{what: what + "a command in each", atoll: per(answered)},
 		row{what: what + "destroyed", atoll: per(time.Since(began))},
-		row{what: what + "memory that the machine has less, each", atoll: inMegabytes(sample{float64(free) / float64(len(boxes)) / 1e6})})
+		row{what: what + "memory that the machine has less, each", atoll: inMegabytes(sample{float64(free) / float64(len(sandboxes)) / 1e6})})
 	return nil
 }

@@ -198,12 +198,12 @@ func (b *bench) streams(ctx context.Context) (err error) {
 		return err
 	}
 	defer c.Close()
-	box, err := c.Create(ctx, sandbox.Spec{Image: imageName})
+	sb, err := c.Create(ctx, sandbox.Spec{Image: imageName})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, box.Destroy(context.WithoutCancel(ctx))) }()
-	cat, err := box.Exec(ctx, sandbox.Command{Args: []string{"cat"}, TTY: &sandbox.WindowSize{Rows: 24, Cols: 80}, Stdin: true, Hold: time.Minute})
+	defer func() { err = errors.Join(err, sb.Destroy(context.WithoutCancel(ctx))) }()
+	cat, err := sb.Exec(ctx, sandbox.Command{Args: []string{"cat"}, TTY: &sandbox.WindowSize{Rows: 24, Cols: 80}, Stdin: true, Hold: time.Minute})
 	if err != nil {
 		return err
 	}
@@ -211,7 +211,7 @@ func (b *bench) streams(ctx context.Context) (err error) {
 	if err := cat.Background(ctx); err != nil {
 		return err
 	}
-	typist, err := box.Terminal(ctx, atoll.TerminalOptions{Process: cat.Info().ID})
+	typist, err := sb.Terminal(ctx, atoll.TerminalOptions{Process: cat.Info().ID})
 	if err != nil {
 		return err
 	}
@@ -235,7 +235,7 @@ func (b *bench) streams(ctx context.Context) (err error) {
 	}
 	all := []io.Reader{typist.Stdout()}
 	for range watchers {
-		v, err := box.Terminal(ctx, atoll.TerminalOptions{Process: cat.Info().ID, Watch: true})
+		v, err := sb.Terminal(ctx, atoll.TerminalOptions{Process: cat.Info().ID, Watch: true})
 		if err != nil {
 			return err
 		}
@@ -301,7 +301,7 @@ func (b *bench) sessions(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Destroy(context.WithoutCancel(ctx))) }()
-	box, err := c.Get(ctx, string(s.Receipt().Sandbox))
+	sb, err := c.Get(ctx, string(s.Receipt().Sandbox))
 	if err != nil {
 		return err
 	}
@@ -314,7 +314,7 @@ func (b *bench) sessions(ctx context.Context) (err error) {
 	}
 	m, err := race(ctx, 10*b.rounds, []contestant{
 		{"session", timed(func(ctx context.Context) error { _, err := s.Files().Stat(ctx, "/"); return err })},
-		{"sandbox", timed(func(ctx context.Context) error { _, err := box.Files().Stat(ctx, "/"); return err })},
+		{"sandbox", timed(func(ctx context.Context) error { _, err := sb.Files().Stat(ctx, "/"); return err })},
 		{"acquire", timed(func(ctx context.Context) error { _, err := s.Acquire(ctx); return err })},
 	})
 	if err != nil {
@@ -350,12 +350,12 @@ func (b *bench) cycles(ctx context.Context) (err error) {
 		}
 	}
 	cs := []contestant{{"atoll", many(func(ctx context.Context) error {
-		box, err := c.Create(ctx, sandbox.Spec{Image: imageName})
+		sb, err := c.Create(ctx, sandbox.Spec{Image: imageName})
 		if err != nil {
 			return err
 		}
-		_, err = box.Run(ctx, sandbox.Command{Args: hello})
-		return errors.Join(err, box.Destroy(context.WithoutCancel(ctx)))
+		_, err = sb.Run(ctx, sandbox.Command{Args: hello})
+		return errors.Join(err, sb.Destroy(context.WithoutCancel(ctx)))
 	})}}
 	if b.docker != nil {
 		run := b.docker.api.run(imageName, hello)

@@ -38,7 +38,7 @@ func TestCreateEndsWithCtrlC(t *testing.T) {
 	if len(asked) > 0 {
 		t.Error("the daemon asked the registry again for a request that nobody waits for")
 	}
-	for box, err := range s.client.List(t.Context()) {
-		t.Errorf("left: %+v, %v", box, err)
+	for sandbox, err := range s.client.List(t.Context()) {
+		t.Errorf("left: %+v, %v", sandbox, err)
 	}
 }

@@ -224,10 +224,10 @@ func processorMS(b *testing.B, pid int) float64 {
 
 // allProcessorMS returns the processor time that sandboxes, a daemon and this
 // process have used.
-func allProcessorMS(b *testing.B, boxes []*atoll.Sandbox, daemon int) float64 {
+func allProcessorMS(b *testing.B, sandboxes []*atoll.Sandbox, daemon int) float64 {
 	b.Helper()
 	total := processorMS(b, daemon) + processorMS(b, os.Getpid())
-	for _, s := range boxes {
+	for _, s := range sandboxes {
 		u, err := s.Usage(context.Background())
 		if err != nil {
 			b.Fatal(err)
@@ -242,14 +242,14 @@ func allProcessorMS(b *testing.B, boxes []*atoll.Sandbox, daemon int) float64 {
 // processor time per command of sandbox, daemon and client is more meaningful
 // than the rate.
 func BenchmarkDaemonThroughput(b *testing.B) {
-	const boxes, lap = 50, 5 * time.Second
+	const sandboxes, lap = 50, 5 * time.Second
 	c, p, pid := benchDaemon(b)
 	ctx := context.Background()
 	b.ReportMetric(residentMB(b, pid), "idle-MB")
 	static := staticTrue(b)
 	var ready []*atoll.Sandbox
 	var instances []driver.Instance
-	for i := range boxes {
+	for i := range sandboxes {
 		s, err := c.Create(ctx, sandbox.Spec{Name: fmt.Sprint("bench", i), Resources: sandbox.Resources{Memory: 256 << 20}}, atoll.CreateOptions{})
 		if err != nil {
 			b.Fatal(err)
@@ -266,7 +266,7 @@ func BenchmarkDaemonThroughput(b *testing.B) {
 	for b.Loop() {
 		rate := func(name string, run func(i int) error) {
 			before := allProcessorMS(b, ready, pid)
-			laps := flood(b, boxes, lap, run)
+			laps := flood(b, sandboxes, lap, run)
 			b.ReportMetric((allProcessorMS(b, ready, pid)-before)/float64(len(laps)), name+"-cpu-ms")
 			b.ReportMetric(float64(len(laps))/lap.Seconds(), name+"/s")
 			b.ReportMetric(median(laps), name+"-median-ms")

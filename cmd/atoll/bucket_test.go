@@ -19,8 +19,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
-// bucketBox creates a sandbox with the workspace data.
-func (s *soaker) bucketBox(t *testing.T, name string, mode sandbox.WorkspaceMode) (*atoll.Sandbox, error) {
+// bucketSandbox creates a sandbox with the workspace data.
+func (s *soaker) bucketSandbox(t *testing.T, name string, mode sandbox.WorkspaceMode) (*atoll.Sandbox, error) {
 	t.Helper()
 	return s.client.Create(t.Context(), sandbox.Spec{
 		Name: name, Resources: sandbox.Resources{Memory: 256 << 20}, Workspaces: []sandbox.WorkspaceMount{{Name: "data", Mode: mode}},
@@ -104,37 +104,37 @@ func TestBucket(t *testing.T) {
 	if _, err := s.client.WorkspaceVersions(t.Context(), "data"); sandbox.CodeOf(err) != sandbox.CodeUnsupported {
 		t.Errorf("its history: %v", err)
 	}
-	box, err := s.bucketBox(t, "one", "")
+	sb, err := s.bucketSandbox(t, "one", "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := run(t, box, `set -e; cd /workspace
+	got := run(t, sb, `set -e; cd /workspace
 		cat in/there; echo; ls; mkdir out; echo one >out/log; echo two >>out/log; cp -p out/log out/copy; mv out/copy out/moved
 		python3 -c 'f = open("out/log", "r+"); f.seek(4); f.write("TWO"); f.close(); print(open("out/log").read())'
 		touch out/gone; rm out/gone; ! ln -s log out/link 2>/dev/null; ls out; tar -cf out/all.tar in; tar -tf out/all.tar; mkdir deep; mv deep moved; test -d moved`)
 	if want := "from outside\nin\none\nTWO\n\nlog\nmoved\nin/\nin/there"; got != want {
 		t.Errorf("inside:\n%s\nwant:\n%s", got, want)
 	}
-	if secret := os.Getenv("AWS_SECRET_ACCESS_KEY"); strings.Contains(run(t, box, `cat /proc/*/environ /proc/mounts /proc/*/cmdline | tr '\0' '\n'`), secret) {
+	if secret := os.Getenv("AWS_SECRET_ACCESS_KEY"); strings.Contains(run(t, sb, `cat /proc/*/environ /proc/mounts /proc/*/cmdline | tr '\0' '\n'`), secret) {
 		t.Error("the key of the bucket is inside")
 	}
-	if _, err := s.bucketBox(t, "two", ""); sandbox.CodeOf(err) != sandbox.CodeConflict {
+	if _, err := s.bucketSandbox(t, "two", ""); sandbox.CodeOf(err) != sandbox.CodeConflict {
 		t.Errorf("attached to two: %v", err)
 	}
 
 	// The daemon is killed while a file is open; the next daemon continues.
-	if _, err := box.Exec(t.Context(), sandbox.Command{Background: true, Shell: `exec 3>/workspace/out/open
+	if _, err := sb.Exec(t.Context(), sandbox.Command{Background: true, Shell: `exec 3>/workspace/out/open
 		echo before >&3; until test -e /tmp/go; do sleep 0.1; done; echo after >&3; exec 3>&-; touch /tmp/went`}); err != nil {
 		t.Fatal(err)
 	}
-	run(t, box, `until test -e /workspace/out/open; do sleep 0.1; done`)
+	run(t, sb, `until test -e /workspace/out/open; do sleep 0.1; done`)
 	s.kill()
 	s.start(t)
-	if box, err = s.client.Get(t.Context(), "one"); err != nil {
+	if sb, err = s.client.Get(t.Context(), "one"); err != nil {
 		t.Fatal(err)
 	}
-	run(t, box, `touch /tmp/go; until test -e /tmp/went; do sleep 0.1; done; cat /workspace/in/there`)
-	if err := box.Destroy(t.Context()); err != nil {
+	run(t, sb, `touch /tmp/go; until test -e /tmp/went; do sleep 0.1; done; cat /workspace/in/there`)
+	if err := sb.Destroy(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for key, want := range map[string]string{"out/log": "one\nTWO\n", "out/moved": "one\ntwo\n", "out/open": "before\nafter\n"} {
@@ -149,7 +149,7 @@ func TestBucket(t *testing.T) {
 	// Several sandboxes may read; none of them may write.
 	put("in/there", "changed outside")
 	for i := range 2 {
-		reader, err := s.bucketBox(t, fmt.Sprint("reader-", i), sandbox.WorkspaceRead)
+		reader, err := s.bucketSandbox(t, fmt.Sprint("reader-", i), sandbox.WorkspaceRead)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -175,7 +175,7 @@ func TestBucket(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	last, err := s.bucketBox(t, "last", "")
+	last, err := s.bucketSandbox(t, "last", "")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -87,7 +87,7 @@ done`
 // TestCopyLikeCp compares atoll cp with cp -R in both directions.
 func TestCopyLikeCp(t *testing.T) {
 	s := newSoaker(t)
-	b := s.box(t, "box")
+	b := s.sandbox(t, "box")
 	for i, tt := range copyCases {
 		t.Run(tt.name, func(t *testing.T) {
 			setup := "umask 022; mkdir -p src dst; " + tt.setup
@@ -156,7 +156,7 @@ func inside(t *testing.T, b *atoll.Sandbox, script string) string {
 // takes, 4,096 bytes, in and out.
 func TestCopyLongPaths(t *testing.T) {
 	s := newSoaker(t)
-	b := s.box(t, "box")
+	b := s.sandbox(t, "box")
 	dir := t.TempDir()
 	name := strings.Repeat("n", 200)
 	deep := `for i in $(seq 30); do mkdir ` + name + `; cd -P ` + name + `; done; echo deep >f`

@@ -181,9 +181,9 @@ func (a *archipelago) useSandboxes(ctx context.Context, t *testing.T) {
 		}
 		var made sandbox.Sandbox
 		err := a.attempt(wait, func(ctx context.Context, c *atoll.Client) error {
-			box, err := c.Create(ctx, sandbox.Spec{Name: name, Resources: small.Resources}, atoll.CreateOptions{IdempotencyKey: name})
+			sb, err := c.Create(ctx, sandbox.Spec{Name: name, Resources: small.Resources}, atoll.CreateOptions{IdempotencyKey: name})
 			if err == nil {
-				made = box.Info()
+				made = sb.Info()
 			}
 			if err == nil && made.State == sandbox.Creating {
 				return &sandbox.Error{Code: sandbox.CodeUnavailable}

@@ -105,12 +105,12 @@ func (a *archipelago) outlived(t *testing.T, control *member) {
 	if err := soon(func() error {
 		late, done := context.WithTimeout(t.Context(), 20*time.Second)
 		defer done()
-		box, err := control.client.Create(late, sandbox.Spec{Name: name, Resources: small.Resources}, atoll.CreateOptions{IdempotencyKey: name})
-		if err == nil && box.Info().State != sandbox.Running {
-			err = fmt.Errorf("it is %s", box.Info().State)
+		sb, err := control.client.Create(late, sandbox.Spec{Name: name, Resources: small.Resources}, atoll.CreateOptions{IdempotencyKey: name})
+		if err == nil && sb.Info().State != sandbox.Running {
+			err = fmt.Errorf("it is %s", sb.Info().State)
 		}
 		if err == nil {
-			made = box.ID()
+			made = sb.ID()
 		}
 		return err
 	}); err != nil {

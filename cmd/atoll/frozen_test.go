@@ -18,7 +18,7 @@ import (
 // error. After SIGCONT the sandbox works; until then it can be removed.
 func TestFrozenKernel(t *testing.T) {
 	s := newSoaker(t)
-	frozen, other := s.box(t, "frozen"), s.box(t, "other")
+	frozen, other := s.sandbox(t, "frozen"), s.sandbox(t, "other")
 	p, err := frozen.Exec(t.Context(), sandbox.Command{Shell: "while read x; do echo got $x; done; exit 3", Stdin: true, Hold: time.Hour})
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func TestFrozenKernel(t *testing.T) {
 	}
 	for range 3 { // other sandboxes are not affected
 		run(t, other, "true")
-		if err := s.box(t, "").Destroy(t.Context()); err != nil {
+		if err := s.sandbox(t, "").Destroy(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}

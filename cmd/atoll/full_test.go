@@ -82,7 +82,7 @@ func fill(t *testing.T, disk string, leave int64) (empty func()) {
 func TestDiskFull(t *testing.T) {
 	disk := smallDisk(t, "288m")
 	s := soakerIn(t, filepath.Join(disk, "state"))
-	b := s.box(t, "runs")
+	b := s.sandbox(t, "runs")
 	sum := sha256.Sum256(seeded(16 << 20))
 	if _, err := b.Files().Write(t.Context(), "/kept", strings.NewReader(string(seeded(16<<20))), atoll.WriteOptions{}); err != nil {
 		t.Fatal(err)
@@ -101,7 +101,7 @@ func TestDiskFull(t *testing.T) {
 	}
 
 	for _, name := range []string{"spare", "other"} {
-		s.box(t, name)
+		s.sandbox(t, name)
 	}
 	if _, err := b.Snapshot(t.Context(), durable.SnapshotRequest{Name: "unneeded"}); err != nil {
 		t.Fatal(err)
@@ -302,7 +302,7 @@ func TestDiskTurnsReadOnly(t *testing.T) {
 			s.kill()
 		}
 	}()
-	b := s.box(t, "runs")
+	b := s.sandbox(t, "runs")
 	watching := &soak{soaker: s}
 	kernel, gofer := watching.processes(b.ID())
 	defer func() { // its state cannot be changed any more, so nothing else ends it

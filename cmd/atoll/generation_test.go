@@ -16,14 +16,14 @@ const ids = "cat /dev/atoll/generation /proc/sys/kernel/random/boot_id /etc/mach
 // TestGeneration checks what tells programs that they were copied or restored.
 func TestGeneration(t *testing.T) {
 	s := newSoaker(t)
-	b := s.box(t, "box")
+	b := s.sandbox(t, "box")
 	run(t, b, "echo 0123456789abcdef0123456789abcdef >/etc/machine-id")
 	before := strings.Fields(run(t, b, ids))
 	uuid := regexp.MustCompile("^[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$")
 	if len(before) != 3 || !uuid.MatchString(before[0]) || !uuid.MatchString(before[1]) || before[0] == before[1] {
 		t.Fatalf("a new sandbox has %q", before)
 	}
-	if other := strings.Fields(run(t, s.box(t, "other"), ids)); other[0] == before[0] || other[1] == before[1] {
+	if other := strings.Fields(run(t, s.sandbox(t, "other"), ids)); other[0] == before[0] || other[1] == before[1] {
 		t.Errorf("two sandboxes have %q and %q", before, other)
 	}
 	// A program sees the change in the file that it has open.

@@ -35,12 +35,12 @@ func TestCallerGone(t *testing.T) {
 	need.Full(t, "it waits for the 30 s that a command of the command line is kept")
 	address, e2b := freeAddress(t), freeAddress(t)
 	s := soakerOf(t, built.atoll, t.TempDir()+"/state", "--bridge="+address, "--e2b="+e2b)
-	b := s.box(t, "box")
+	b := s.sandbox(t, "box")
 	key, err := s.client.Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"read", "exec", "write"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	bridged := bridgeBox(t, s, address, key.Token)
+	bridged := bridgeSandbox(t, s, address, key.Token)
 	served := (&mcpHost{env: s.env}).serve(t)
 	killed := func(args ...string) func(*testing.T, context.Context) {
 		return func(t *testing.T, ctx context.Context) {
@@ -60,8 +60,8 @@ func TestCallerGone(t *testing.T) {
 		}
 	}
 	for _, tt := range []struct {
-		name string
-		box  *atoll.Sandbox
+		name    string
+		sandbox *atoll.Sandbox
 		// run runs the command until ctx ends, and then leaves without a word.
 		run func(t *testing.T, ctx context.Context)
 	}{
@@ -137,11 +137,11 @@ func TestCallerGone(t *testing.T) {
 				tt.run(t, ctx)
 			}()
 			file := "/tmp/" + tt.name
-			awaitInside(t, tt.box, "[ -e "+file+".up ]")
+			awaitInside(t, tt.sandbox, "[ -e "+file+".up ]")
 			cancel()
 			<-done
-			awaitInside(t, tt.box, "[ -e "+file+".hup ]")
-			awaitInside(t, tt.box, "! kill -0 $(cat "+file+".child)")
+			awaitInside(t, tt.sandbox, "[ -e "+file+".hup ]")
+			awaitInside(t, tt.sandbox, "! kill -0 $(cat "+file+".child)")
 		})
 	}
 	t.Run("exec -d", func(t *testing.T) {
@@ -162,23 +162,23 @@ func TestCallerGone(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var box struct{ SandboxID, EnvdAccessToken string }
-		err = json.NewDecoder(made.Body).Decode(&box)
+		var sb struct{ SandboxID, EnvdAccessToken string }
+		err = json.NewDecoder(made.Body).Decode(&sb)
 		_ = made.Body.Close()
-		if err != nil || box.SandboxID == "" {
+		if err != nil || sb.SandboxID == "" {
 			t.Fatalf("status %d, %v", made.StatusCode, err)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		start, _ := json.Marshal(map[string]any{"process": map[string]any{"cmd": "sh", "args": []string{"-c", orphaned("/tmp/e2b")}}, "stdin": false})
 		running, err := e2bCall(ctx, "http://"+e2b+"/process.Process/Start", append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(start))), start...),
-			"E2b-Sandbox-Id", box.SandboxID, "E2b-Sandbox-Port", "49983", "X-Access-Token", box.EnvdAccessToken,
+			"E2b-Sandbox-Id", sb.SandboxID, "E2b-Sandbox-Port", "49983", "X-Access-Token", sb.EnvdAccessToken,
 			"Content-Type", "application/connect+json", "Connect-Protocol-Version", "1")
 		if err != nil || running.StatusCode != http.StatusOK {
 			t.Fatalf("%v %v", running, err)
 		}
 		defer running.Body.Close()
-		of, err := s.client.Get(t.Context(), "sb-"+strings.TrimPrefix(box.SandboxID, "sb"))
+		of, err := s.client.Get(t.Context(), "sb-"+strings.TrimPrefix(sb.SandboxID, "sb"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -252,8 +252,8 @@ func awaitInside(t *testing.T, b *atoll.Sandbox, script string) {
 	}
 }
 
-// bridgeBox makes a sandbox through the API of the bridge.
-func bridgeBox(t *testing.T, s *soaker, address, key string) *atoll.Sandbox {
+// bridgeSandbox makes a sandbox through the API of the bridge.
+func bridgeSandbox(t *testing.T, s *soaker, address, key string) *atoll.Sandbox {
 	t.Helper()
 	resp, err := bridgeCall(t.Context(), address, key, "/v1/sandbox", nil)
 	if err != nil {

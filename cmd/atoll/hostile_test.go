@@ -38,7 +38,7 @@ func memoryMB(t testing.TB, pid int) float64 {
 // amount of memory and do not block other clients.
 func TestHostileClients(t *testing.T) {
 	s := newSoaker(t)
-	b := s.box(t, "hostile")
+	b := s.sandbox(t, "hostile")
 	socket := filepath.Join(s.state, atoll.SocketName)
 	before := memoryMB(t, s.daemon.Process.Pid)
 	dial := func(send string) net.Conn {

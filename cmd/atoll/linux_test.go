@@ -23,7 +23,7 @@ import (
 func TestLikeLinux(t *testing.T) {
 	python := need.Program(t, "python3")
 	s := newSoaker(t)
-	b := s.box(t, "box")
+	b := s.sandbox(t, "box")
 	page, err := os.ReadFile("../../docs/reference/gvisor.md")
 	if err != nil {
 		t.Fatal(err)

@@ -19,13 +19,13 @@ import (
 	"github.com/atoll-run/atoll/internal/machine/agent"
 	"github.com/atoll-run/atoll/internal/machine/hub"
 	"github.com/atoll-run/atoll/internal/machine/local"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // machineProgram implements cli.MachineProgram.
-type machineProgram struct{ sandboxes registry.Entry }
+type machineProgram struct{ sandboxes providerset.Entry }
 
 // config is how the command atoll machine with these arguments uses a machine.
 func (m machineProgram) config(dir string, verbose bool, command ...string) agent.Config {

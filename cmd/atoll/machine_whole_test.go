@@ -132,7 +132,7 @@ type whole struct {
 	*joined
 	daemon  *soaker
 	offered string // its directory
-	box     *atoll.Sandbox
+	sandbox *atoll.Sandbox
 	program func(args ...string) *exec.Cmd // atoll machine ARGS, there
 }
 
@@ -165,11 +165,11 @@ func wholeMachine(t *testing.T, env ...string) *whole {
 		t.Fatal(err)
 	}
 	t.Cleanup(w.kill)
-	if w.box, err = w.daemon.client.Create(t.Context(), sandbox.Spec{Name: "desk", Provider: w.provider(t, w.daemon)}); err != nil {
+	if w.sandbox, err = w.daemon.client.Create(t.Context(), sandbox.Spec{Name: "desk", Provider: w.provider(t, w.daemon)}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := w.box.Destroy(context.WithoutCancel(t.Context())); err != nil {
+		if err := w.sandbox.Destroy(context.WithoutCancel(t.Context())); err != nil {
 			t.Error(err)
 		}
 	})
@@ -190,12 +190,12 @@ func (w *whole) run(t *testing.T, args ...string) string {
 func TestWholeMachine(t *testing.T) {
 	need.Program(t, "git")
 	w := wholeMachine(t)
-	s, box, offered := w.daemon, w.box, w.offered
+	s, sb, offered := w.daemon, w.sandbox, w.offered
 	init := "git init -q -b main . && echo one >file && git add file"
-	if r, err := box.Run(t.Context(), sandbox.Command{Args: []string{"/bin/sh", "-c", init}}); err != nil || r.Exit.Code != 0 {
+	if r, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"/bin/sh", "-c", init}}); err != nil || r.Exit.Code != 0 {
 		t.Fatalf("git init: %+v, %v", r, err)
 	}
-	if st, err := box.Git(offered).Status(t.Context()); err != nil || len(st.Files) != 1 || st.Files[0].Path != "file" {
+	if st, err := sb.Git(offered).Status(t.Context()); err != nil || len(st.Files) != 1 || st.Files[0].Path != "file" {
 		t.Errorf("git status is %+v, %v", st, err)
 	}
 	// A session there has its files where other sandboxes have them, and finds them
@@ -325,7 +325,7 @@ func TestWholeMachineScreen(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := wholeMachine(t, "DISPLAY="+screen, "XAUTHORITY=/nowhere", "PATH="+programs+":"+os.Getenv("PATH"))
-	s, box := w.daemon, w.box
+	s, sb := w.daemon, w.sandbox
 	run := func(args ...string) string {
 		t.Helper()
 		return w.run(t, args...)
@@ -342,7 +342,7 @@ func TestWholeMachineScreen(t *testing.T) {
 	}
 	// display is what commands see of the machine's screen.
 	display := func() (string, error) {
-		r, err := box.Run(t.Context(), sandbox.Command{Args: []string{"/bin/sh", "-c", `echo "$DISPLAY,$XAUTHORITY"`}})
+		r, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"/bin/sh", "-c", `echo "$DISPLAY,$XAUTHORITY"`}})
 		return strings.TrimSpace(string(r.Stdout)), err
 	}
 	look := viewing.ComputerRequest{Actions: []viewing.ComputerAction{{Action: "screenshot"}}}
@@ -351,7 +351,7 @@ func TestWholeMachineScreen(t *testing.T) {
 	wantScreen := func(shared bool) {
 		t.Helper()
 		err := eventually(func() error {
-			_, err := box.UseComputer(t.Context(), look)
+			_, err := sb.UseComputer(t.Context(), look)
 			denied := sandbox.CodeOf(err) == sandbox.CodeDenied && strings.Contains(err.Error(), string(catalog.ConsentRequired))
 			if denied == shared || shared != (err == nil) {
 				return fmt.Errorf("a screenshot says %w", err)
@@ -381,13 +381,13 @@ func TestWholeMachineScreen(t *testing.T) {
 	}
 	wantScreen(true)
 	acts := viewing.ComputerRequest{Actions: []viewing.ComputerAction{{Action: "move", X: new(123), Y: new(45)}, {Action: "screenshot"}}}
-	if got, err := box.UseComputer(t.Context(), acts); err != nil || got.Screenshot.Width != 800 || got.Screenshot.Height != 600 {
+	if got, err := sb.UseComputer(t.Context(), acts); err != nil || got.Screenshot.Width != 800 || got.Screenshot.Height != 600 {
 		t.Errorf("using it: %+v, %v", got, err)
 	}
 	if got := pointer(); got != "x:123 y:45" {
 		t.Errorf("the pointer is at %s", got)
 	}
-	if _, err := box.StartDesktop(t.Context(), viewing.Screen{Width: 800, Height: 600}); sandbox.CodeOf(err) != sandbox.CodeConflict {
+	if _, err := sb.StartDesktop(t.Context(), viewing.Screen{Width: 800, Height: 600}); sandbox.CodeOf(err) != sandbox.CodeConflict {
 		t.Errorf("starting a desktop on it: %v, want %s", err, sandbox.CodeConflict)
 	}
 	reader, err := s.client.Admin().CreateKey(t.Context(), operator.NewKey{Name: "reader", Verbs: []string{"read"}})
@@ -399,10 +399,10 @@ func TestWholeMachineScreen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer read.Close()
-	if _, err := box.Record(t.Context(), viewing.NewRecording{Kind: viewing.RecordDesktop}); sandbox.CodeOf(err) != sandbox.CodeConflict {
+	if _, err := sb.Record(t.Context(), viewing.NewRecording{Kind: viewing.RecordDesktop}); sandbox.CodeOf(err) != sandbox.CodeConflict {
 		t.Errorf("recording it: %v, want %s", err, sandbox.CodeConflict)
 	}
-	if _, err := box.OpenStream(t.Context(), viewing.NewStream{Kind: "desktop", Port: 5901, Mode: "control"}); sandbox.CodeOf(err) != sandbox.CodeConflict {
+	if _, err := sb.OpenStream(t.Context(), viewing.NewStream{Kind: "desktop", Port: 5901, Mode: "control"}); sandbox.CodeOf(err) != sandbox.CodeConflict {
 		t.Errorf("a desktop at another port of it: %v, want %s", err, sandbox.CodeConflict)
 	}
 	var open []rfb
@@ -411,7 +411,7 @@ func TestWholeMachineScreen(t *testing.T) {
 		who, mode string
 		client    *atoll.Client
 	}{{"the owner", "control", s.client}, {"a reader", "view", read}} {
-		a, err := atoll.Handle(viewer.client, box.ID()).OpenStream(t.Context(), viewing.NewStream{Kind: "desktop", Mode: viewer.mode, TTL: 600})
+		a, err := atoll.Handle(viewer.client, sb.ID()).OpenStream(t.Context(), viewing.NewStream{Kind: "desktop", Mode: viewer.mode, TTL: 600})
 		if err != nil {
 			t.Fatalf("%s, a stream of it: %v", viewer.who, err)
 		}
@@ -436,7 +436,7 @@ func TestWholeMachineScreen(t *testing.T) {
 	}); err != nil {
 		t.Error(err)
 	}
-	long, err := box.Exec(t.Context(), sandbox.Command{Args: []string{"sleep", "1000"}})
+	long, err := sb.Exec(t.Context(), sandbox.Command{Args: []string{"sleep", "1000"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -463,7 +463,7 @@ func TestWholeMachineScreen(t *testing.T) {
 		}
 	}
 	for _, kind := range []string{"desktop", "port"} {
-		a, err := box.OpenStream(t.Context(), viewing.NewStream{Kind: kind, Port: 5900, Mode: "control"})
+		a, err := sb.OpenStream(t.Context(), viewing.NewStream{Kind: kind, Port: 5900, Mode: "control"})
 		if kind == "desktop" && (sandbox.CodeOf(err) != sandbox.CodeDenied || !strings.Contains(err.Error(), string(catalog.ConsentRequired))) {
 			t.Errorf("a stream without consent: %v", err)
 		}

@@ -15,7 +15,7 @@ import (
 // with one hint that names the setting, and that other commands come with none.
 func TestOfflineHint(t *testing.T) {
 	s := newSoaker(t)
-	b := s.box(t, "box")
+	b := s.sandbox(t, "box")
 	const lookup = "getent hosts example.com || { echo 'curl: (6) Could not resolve host: example.com' >&2; exit 6; }"
 	stderr := func(args ...string) string {
 		t.Helper()

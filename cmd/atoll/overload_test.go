@@ -17,7 +17,7 @@ import (
 func TestOverload(t *testing.T) {
 	fullOnly(t)
 	s := newSoaker(t)
-	s.box(t, "first") // warm up
+	s.sandbox(t, "first") // warm up
 	few, _ := s.cycles(t, 8)
 	many, refused := s.cycles(t, 64)
 	t.Logf("cycles per second: %.1f with 8 clients, %.1f with 64, of which %d were refused", few, many, refused)
@@ -39,16 +39,16 @@ func (s *soaker) cycles(t *testing.T, clients int) (perSecond float64, refused i
 	for range clients {
 		all.Go(func() {
 			for ctx.Err() == nil {
-				box, err := s.client.Create(t.Context(), sandbox.Spec{Resources: sandbox.Resources{Memory: 256 << 20}}, atoll.CreateOptions{})
+				sb, err := s.client.Create(t.Context(), sandbox.Spec{Resources: sandbox.Resources{Memory: 256 << 20}}, atoll.CreateOptions{})
 				if sandbox.CodeOf(err) == sandbox.CodeExhausted {
 					busy.Add(1)
 					continue
 				}
 				if err == nil {
-					_, err = box.Run(t.Context(), sandbox.Command{Args: []string{"true"}}, atoll.RunOptions{})
+					_, err = sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}}, atoll.RunOptions{})
 				}
 				if err == nil {
-					err = box.Destroy(t.Context())
+					err = sb.Destroy(t.Context())
 				}
 				if err != nil {
 					t.Error(err)

@@ -84,8 +84,8 @@ func startOf(t *testing.T, pid int) json.Number {
 // affected.
 func TestReboot(t *testing.T) {
 	s := newSoaker(t)
-	ran, stood := s.box(t, "ran"), s.box(t, "stood")
-	stopped, slept := s.box(t, "stopped"), s.box(t, "slept")
+	ran, stood := s.sandbox(t, "ran"), s.sandbox(t, "stood")
+	stopped, slept := s.sandbox(t, "stopped"), s.sandbox(t, "slept")
 	for _, b := range []*atoll.Sandbox{ran, stood, stopped, slept} {
 		run(t, b, "echo kept > /kept")
 	}
@@ -98,7 +98,7 @@ func TestReboot(t *testing.T) {
 	if _, err := slept.Pause(t.Context(), sandbox.PauseDisk); err != nil {
 		t.Fatal(err)
 	}
-	half := s.box(t, "half")
+	half := s.sandbox(t, "half")
 	s.kill()
 	other, alive := stranger(t)
 	for _, b := range []*atoll.Sandbox{ran, stood, half} {

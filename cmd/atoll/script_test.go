@@ -315,11 +315,11 @@ func nothingLeft(ts *testscript.TestScript, neg bool, args []string) {
 	if strings.Contains(string(mounts), work) {
 		ts.Fatalf("a mount is left")
 	}
-	boxes, err := os.ReadDir(filepath.Join(work, "state", "gvisor", "boxes"))
+	sandboxes, err := os.ReadDir(filepath.Join(work, "state", "gvisor", "boxes"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		ts.Fatalf("%v", err)
 	}
-	for _, b := range boxes {
+	for _, b := range sandboxes {
 		ts.Fatalf("the record of %s is left", b.Name())
 	}
 }

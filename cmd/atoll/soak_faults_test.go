@@ -247,26 +247,26 @@ func (s *soak) readSlowly(ctx context.Context, _ *testing.T, _ int) error {
 // version writes a file into a workspace and persists it.
 func (s *soak) version(ctx context.Context, t *testing.T, i int) error {
 	name := "tree-" + strconv.Itoa(i%3)
-	var box *atoll.Sandbox
+	var sb *atoll.Sandbox
 	err := persist(ctx, func() (err error) {
-		box, err = s.client.Create(ctx, sandbox.Spec{
+		sb, err = s.client.Create(ctx, sandbox.Spec{
 			Name: "tree-" + strconv.Itoa(i), Resources: sandbox.Resources{Memory: 256 << 20},
 			Workspaces: []sandbox.WorkspaceMount{{Name: name, Create: true}},
 		}, atoll.CreateOptions{IdempotencyKey: "tree" + strconv.Itoa(i)})
-		if err == nil && box.Info().State == sandbox.Creating {
+		if err == nil && sb.Info().State == sandbox.Creating {
 			return &sandbox.Error{Code: sandbox.CodeUnavailable}
 		}
 		return err
 	})
-	if err != nil || box.Info().State != sandbox.Running {
+	if err != nil || sb.Info().State != sandbox.Running {
 		return nil //nolint:nilerr // it was undone
 	}
 	s.mu.Lock()
-	s.alive[box.Name()] = box.ID()
+	s.alive[sb.Name()] = sb.ID()
 	s.mu.Unlock()
 	content := strconv.Itoa(i)
 	err = persist(ctx, func() error {
-		_, err := box.Files().Write(ctx, sandbox.WorkspaceDir+"/n", strings.NewReader(content), atoll.WriteOptions{})
+		_, err := sb.Files().Write(ctx, sandbox.WorkspaceDir+"/n", strings.NewReader(content), atoll.WriteOptions{})
 		return err
 	})
 	if err == nil {
@@ -275,7 +275,7 @@ func (s *soak) version(ctx context.Context, t *testing.T, i int) error {
 	if err == nil {
 		s.trees[name] = content
 	}
-	s.remove(ctx, t, box.Name())
+	s.remove(ctx, t, sb.Name())
 	if err != nil {
 		return fmt.Errorf("the workspace %s: %w", name, err)
 	}
@@ -286,15 +286,15 @@ func (s *soak) version(ctx context.Context, t *testing.T, i int) error {
 func (s *soak) compareTrees(t *testing.T) {
 	t.Helper()
 	for name, want := range s.trees {
-		box, err := s.client.Create(t.Context(), sandbox.Spec{Workspaces: []sandbox.WorkspaceMount{{Name: name}}}, atoll.CreateOptions{})
+		sb, err := s.client.Create(t.Context(), sandbox.Spec{Workspaces: []sandbox.WorkspaceMount{{Name: name}}}, atoll.CreateOptions{})
 		if err != nil {
 			t.Error(err)
 			continue
 		}
-		if got := run(t, box, "cat "+sandbox.WorkspaceDir+"/n"); got != want {
+		if got := run(t, sb, "cat "+sandbox.WorkspaceDir+"/n"); got != want {
 			t.Errorf("the workspace %s holds %q, and %q was acknowledged", name, got, want)
 		}
-		if err := box.Destroy(t.Context()); err != nil {
+		if err := sb.Destroy(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}

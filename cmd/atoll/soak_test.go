@@ -164,22 +164,22 @@ func (s *soaker) one(ctx context.Context, t *testing.T, worker, i int) {
 	late, done := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Minute)
 	defer done()
 	name := "w" + strconv.Itoa(worker) + "-" + strconv.Itoa(i)
-	var box *atoll.Sandbox
+	var sb *atoll.Sandbox
 	opts := atoll.CreateOptions{IdempotencyKey: name}
 	err := persist(late, func() (err error) {
-		box, err = s.client.Create(late, sandbox.Spec{Name: name, Resources: sandbox.Resources{Memory: 256 << 20}}, opts)
-		if err == nil && box.Info().State == sandbox.Creating {
+		sb, err = s.client.Create(late, sandbox.Spec{Name: name, Resources: sandbox.Resources{Memory: 256 << 20}}, opts)
+		if err == nil && sb.Info().State == sandbox.Creating {
 			return &sandbox.Error{Code: sandbox.CodeUnavailable}
 		}
 		return err
 	})
-	if err != nil || box.Info().State != sandbox.Running {
+	if err != nil || sb.Info().State != sandbox.Running {
 		return // it was undone: the name stays unused
 	}
 	s.mu.Lock()
-	s.alive[name] = box.ID()
+	s.alive[name] = sb.ID()
 	s.mu.Unlock()
-	if err := s.use(late, t, box, name, i); err != nil && late.Err() == nil { // else the daemons died too fast for this machine
+	if err := s.use(late, t, sb, name, i); err != nil && late.Err() == nil { // else the daemons died too fast for this machine
 		t.Errorf("%s: %v", name, err)
 	}
 	if i%3 != 2 {

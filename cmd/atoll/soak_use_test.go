@@ -18,43 +18,43 @@ import (
 
 // use performs one kind of operation on a sandbox, repeatedly until a daemon
 // lives long enough to acknowledge it.
-func (s *soaker) use(ctx context.Context, t *testing.T, box *atoll.Sandbox, name string, i int) error {
+func (s *soaker) use(ctx context.Context, t *testing.T, sb *atoll.Sandbox, name string, i int) error {
 	switch i % 6 {
 	case 0:
 		return persist(ctx, func() error {
-			_, err := box.Run(ctx, sandbox.Command{Shell: "echo $$ > /made"}, atoll.RunOptions{})
+			_, err := sb.Run(ctx, sandbox.Command{Shell: "echo $$ > /made"}, atoll.RunOptions{})
 			return err
 		})
 	case 1:
-		return persist(ctx, func() error { return s.write(ctx, box, name) })
+		return persist(ctx, func() error { return s.write(ctx, sb, name) })
 	case 2:
-		return persist(ctx, func() error { return carry(ctx, box) })
+		return persist(ctx, func() error { return carry(ctx, sb) })
 	case 3:
-		err := persist(ctx, func() error { _, err := box.Pause(ctx, sandbox.PauseMemory); return err })
+		err := persist(ctx, func() error { _, err := sb.Pause(ctx, sandbox.PauseMemory); return err })
 		if err == nil {
-			err = persist(ctx, func() error { _, err := box.Resume(ctx); return err })
+			err = persist(ctx, func() error { _, err := sb.Resume(ctx); return err })
 		}
 		return err
 	case 4:
-		return s.save(ctx, box, name)
+		return s.save(ctx, sb, name)
 	}
-	return s.fork(ctx, box, name)
+	return s.fork(ctx, sb, name)
 }
 
 // write writes a file, which may be acknowledged or not.
-func (s *soaker) write(ctx context.Context, box *atoll.Sandbox, name string) error {
-	_, err := box.Files().Write(ctx, "/acked", strings.NewReader(name), atoll.WriteOptions{})
+func (s *soaker) write(ctx context.Context, sb *atoll.Sandbox, name string) error {
+	_, err := sb.Files().Write(ctx, "/acked", strings.NewReader(name), atoll.WriteOptions{})
 	if err == nil {
 		s.mu.Lock()
-		s.files[box.ID()] = name
+		s.files[sb.ID()] = name
 		s.mu.Unlock()
 	}
 	return err
 }
 
 // carry sends bytes through a command while daemons may be killed.
-func carry(ctx context.Context, box *atoll.Sandbox) error {
-	p, err := box.Exec(ctx, sandbox.Command{Args: []string{"cat"}, Stdin: true, Hold: time.Minute})
+func carry(ctx context.Context, sb *atoll.Sandbox) error {
+	p, err := sb.Exec(ctx, sandbox.Command{Args: []string{"cat"}, Stdin: true, Hold: time.Minute})
 	if err != nil {
 		return err
 	}
@@ -76,11 +76,11 @@ func carry(ctx context.Context, box *atoll.Sandbox) error {
 }
 
 // save takes a snapshot, with a new name for each attempt.
-func (s *soaker) save(ctx context.Context, box *atoll.Sandbox, name string) error {
+func (s *soaker) save(ctx context.Context, sb *atoll.Sandbox, name string) error {
 	try := 0
 	return persist(ctx, func() error {
 		try++
-		snap, err := box.Snapshot(ctx, durable.SnapshotRequest{Name: "s-" + name + "-" + strconv.Itoa(try)})
+		snap, err := sb.Snapshot(ctx, durable.SnapshotRequest{Name: "s-" + name + "-" + strconv.Itoa(try)})
 		if err == nil {
 			s.mu.Lock()
 			s.snaps[snap.Name] = snap.ID
@@ -91,11 +91,11 @@ func (s *soaker) save(ctx context.Context, box *atoll.Sandbox, name string) erro
 }
 
 // fork makes a copy in the same way.
-func (s *soaker) fork(ctx context.Context, box *atoll.Sandbox, name string) error {
+func (s *soaker) fork(ctx context.Context, sb *atoll.Sandbox, name string) error {
 	try := 0
 	return persist(ctx, func() error {
 		try++
-		copies, err := box.Fork(ctx, durable.ForkRequest{Count: 1, Prefix: "f-" + name + "-" + strconv.Itoa(try)})
+		copies, err := sb.Fork(ctx, durable.ForkRequest{Count: 1, Prefix: "f-" + name + "-" + strconv.Itoa(try)})
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, c := range copies {
@@ -114,11 +114,11 @@ func (s *soaker) compareKept(ctx context.Context, t *testing.T) {
 		if !written {
 			continue
 		}
-		box, err := s.client.Get(ctx, string(id))
+		sb, err := s.client.Get(ctx, string(id))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := run(t, box, "cat /acked"); got != want {
+		if got := run(t, sb, "cat /acked"); got != want {
 			t.Errorf("the file of %s holds %q", name, got)
 		}
 	}

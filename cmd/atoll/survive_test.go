@@ -24,8 +24,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// box creates a small sandbox.
-func (s *soaker) box(t testing.TB, name string) *atoll.Sandbox {
+// sandbox creates a small sandbox.
+func (s *soaker) sandbox(t testing.TB, name string) *atoll.Sandbox {
 	t.Helper()
 	b, err := s.client.Create(t.Context(), sandbox.Spec{Name: name, Resources: sandbox.Resources{Memory: 256 << 20}}, atoll.CreateOptions{})
 	if err != nil {
@@ -84,7 +84,7 @@ func seeded(n int) []byte {
 // the daemon is killed repeatedly.
 func TestStreamsOutliveTheDaemon(t *testing.T) {
 	s := newSoaker(t)
-	b := s.box(t, "streams")
+	b := s.sandbox(t, "streams")
 	const total = 24 << 20 // far more than can be in transit
 	data := seeded(total)
 	p, err := b.Exec(t.Context(), sandbox.Command{Shell: "cat; echo the end >&2; exit 7", Stdin: true, Hold: time.Minute})
@@ -171,7 +171,7 @@ func (c *cutter) cut() {
 // The same if only the connection is cut, and the daemon still has its side.
 func TestStreamsOutliveTheirConnection(t *testing.T) {
 	s := newSoaker(t)
-	s.box(t, "cuts")
+	s.sandbox(t, "cuts")
 	wire := newCutter(t, filepath.Join(s.state, atoll.SocketName))
 	far, err := atoll.New(atoll.Options{Host: "unix://" + wire.Addr().String()})
 	if err != nil {
@@ -224,7 +224,7 @@ func TestStreamsOutliveTheirConnection(t *testing.T) {
 // commands are recorded.
 func TestExecOutlivesTheDaemon(t *testing.T) {
 	s := newSoaker(t)
-	b := s.box(t, "verbs")
+	b := s.sandbox(t, "verbs")
 	script := "i=0; while [ $i -lt 60 ]; do echo line $i; i=$((i+1)); [ -e /go ] || sleep 0.2; done; exit 5"
 	bg, err := b.Exec(t.Context(), sandbox.Command{Shell: script, Background: true})
 	if err != nil {

@@ -7,11 +7,11 @@ import (
 
 	"github.com/atoll-run/atoll/internal/cli/cmd/operate"
 	"github.com/atoll-run/atoll/internal/daemon"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 )
 
 // up starts a daemon that serves its socket.
-func up(ctx context.Context, providers []registry.Entry, o operate.UpOptions) (operate.Daemon, error) {
+func up(ctx context.Context, providers []providerset.Entry, o operate.UpOptions) (operate.Daemon, error) {
 	if err := leaveNoCore(); err != nil {
 		return nil, err
 	}

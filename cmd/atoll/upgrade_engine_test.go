@@ -91,27 +91,27 @@ func (s *soaker) replace(t *testing.T, bin string) {
 const counter = "n=0; while :; do n=$((n+1)); echo $n >/root/n; sleep 0.05; done"
 
 // counts fails unless the counter of a sandbox continues.
-func counts(t *testing.T, box *atoll.Sandbox) {
+func counts(t *testing.T, sb *atoll.Sandbox) {
 	t.Helper()
 	const wait = "a=$(cat /root/n); for i in $(seq 100); do [ \"$(cat /root/n)\" = \"$a\" ] || exec echo goes on; sleep 0.1; done"
-	if got := run(t, box, wait); got != "goes on" {
-		t.Errorf("%s: its processes do not continue (%q): %s", box.Name(), got, box.Info().Reason)
+	if got := run(t, sb, wait); got != "goes on" {
+		t.Errorf("%s: its processes do not continue (%q): %s", sb.Name(), got, sb.Info().Reason)
 	}
 }
 
 // counting creates a sandbox with a counter.
 func counting(t *testing.T, s *soaker, name string) *atoll.Sandbox {
 	t.Helper()
-	box := s.box(t, name)
-	p, err := box.Exec(t.Context(), sandbox.Command{Shell: counter, Background: true})
+	sb := s.sandbox(t, name)
+	p, err := sb.Exec(t.Context(), sandbox.Command{Shell: counter, Background: true})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Close(); err != nil {
 		t.Fatal(err)
 	}
-	run(t, box, "until [ -s /root/n ]; do sleep 0.05; done")
-	return box
+	run(t, sb, "until [ -s /root/n ]; do sleep 0.05; done")
+	return sb
 }
 
 // TestMemoryOutlivesUpgrade checks that memory saved by one build continues

@@ -18,7 +18,7 @@ func TestUpgrade(t *testing.T) {
 	next := filepath.Join(built.dir, "atoll-next")
 	goBuild(t, next, ".", "", "-tags=next")
 	s := newSoaker(t)
-	old := s.box(t, "old")
+	old := s.sandbox(t, "old")
 	p, err := old.Exec(t.Context(), sandbox.Command{Shell: "while read x; do echo got $x; done; exit 4", Stdin: true, Hold: time.Hour})
 	if err != nil {
 		t.Fatal(err)
@@ -52,7 +52,7 @@ func TestUpgrade(t *testing.T) {
 				t.Errorf("round %d: %v", round, err)
 			}
 		}
-		run(t, s.box(t, ""), "true")
+		run(t, s.sandbox(t, ""), "true")
 	}
 	_ = p.Stdin().Close()
 	if exit, err := p.Wait(t.Context()); err != nil || exit.Code != 4 {

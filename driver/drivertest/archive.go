@@ -17,7 +17,7 @@ import (
 )
 
 // archiver returns the sandbox's archiver.
-func (b *box) archiver() driver.Archiver {
+func (b *testSandbox) archiver() driver.Archiver {
 	a, ok := driver.As[driver.Archiver](b.inst)
 	if !ok {
 		b.Fatalf("archive is declared, but the instance is no Archiver")
@@ -32,7 +32,7 @@ type member struct {
 }
 
 // export returns the members of an exported tree.
-func (b *box) export(p string, opts driver.ExportOptions) []member {
+func (b *testSandbox) export(p string, opts driver.ExportOptions) []member {
 	var buf bytes.Buffer
 	b.ok("Export", b.archiver().Export(b.ctx, p, &buf, opts))
 	var members []member
@@ -83,7 +83,7 @@ func link(kind byte, name, target string) member {
 	return member{tar.Header{Typeflag: kind, Name: name, Linkname: target}, ""}
 }
 
-func (b *box) importTo(p string, stream []byte) error {
+func (b *testSandbox) importTo(p string, stream []byte) error {
 	return b.archiver().Import(b.ctx, p, bytes.NewReader(stream), driver.ImportOptions{})
 }
 
@@ -97,7 +97,7 @@ func (t *caseT) needFiles() bool {
 
 var archiveCases = []testCase{
 	{"archive/export", capArchive, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("mkdir -p tree/sub tree/empty; printf data >tree/f; chmod 640 tree/f; printf x >tree/sub/g; ln -s ../f tree/sub/l; ln tree/f tree/hard; chmod 1755 tree/empty; mkfifo tree/fifo")
 		members := map[string]member{}
 		for i, m := range b.export(b.path("tree"), driver.ExportOptions{}) {
@@ -128,26 +128,26 @@ var archiveCases = []testCase{
 		}
 	}},
 	{"archive/export-file", capArchive, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("printf data >f")
 		if m := b.export(b.path("f"), driver.ExportOptions{}); len(m) != 1 || m[0].Name != "f" || m[0].data != "data" {
 			t.Errorf("members %+v", m)
 		}
 	}},
 	{"archive/export-missing", capArchive, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		err := b.archiver().Export(t.ctx, b.path("missing"), io.Discard, driver.ExportOptions{})
 		t.wantCode("Export", err, sandbox.CodeNotFound)
 	}},
 	{"archive/export-writer-fails", capArchive, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("dd if=/dev/zero of=f bs=65536 count=32 2>/dev/null")
 		if err := b.archiver().Export(t.ctx, b.path("f"), failingWriter{}, driver.ExportOptions{}); err == nil {
 			t.Errorf("Export to a failing writer succeeds")
 		}
 	}},
 	{"archive/exclude", capArchive, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("mkdir -p t/keep t/drop/deep t/keep/sub; for f in t/a.o t/a.c t/keep/b.o t/keep/sub/x t/drop/deep/y; do echo >$f; done")
 		var names []string
 		for _, m := range b.export(b.path("t"), driver.ExportOptions{Exclude: []string{"*.o", "drop", "keep/s?b"}}) {
@@ -159,13 +159,13 @@ var archiveCases = []testCase{
 		}
 	}},
 	{"archive/exclude-bad-pattern", capArchive, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		err := b.archiver().Export(t.ctx, b.dir, io.Discard, driver.ExportOptions{Exclude: []string{"[bad"}})
 		t.wantCode("Export", err, sandbox.CodeInvalid)
 	}},
 	{"archive/round-trip", capArchive, archiveRoundTrip},
 	{"archive/import", capArchive, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		stream := t.tarball(
 			member{tar.Header{Typeflag: tar.TypeDir, Name: "./", Mode: 0o755}, ""},
 			member{tar.Header{Typeflag: tar.TypeDir, Name: "d/", Mode: 0o750}, ""},
@@ -196,7 +196,7 @@ var archiveCases = []testCase{
 		}
 	}},
 	{"archive/import-modes", capArchive, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		modes := []int64{0o400, 0o444, 0o600, 0o644, 0o666, 0o755, 0o777, 0o4755}
 		var all []member
 		for _, dir := range []string{"", "new/"} { // new directories and existing ones take different paths
@@ -216,7 +216,7 @@ var archiveCases = []testCase{
 		}
 	}},
 	{"archive/import-replaces", capArchive, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("mkdir -p t/d; echo old >t/f; echo stays >t/other; echo x >t/d/stays")
 		stream := t.tarball(file("f", "new\n"), member{tar.Header{Typeflag: tar.TypeDir, Name: "d", Mode: 0o755}, ""})
 		t.ok("Import", b.importTo(b.path("t"), stream))
@@ -224,7 +224,7 @@ var archiveCases = []testCase{
 	}},
 	{"archive/all-or-nothing", capArchive, archiveAllOrNothing},
 	{"archive/sparse", capArchive, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		const size, zeros = 24 << 20, 3 << 20 // h has zeros, but no holes
 		b.mustSh("printf start >f; printf end | dd of=f bs=1 seek=25165821 2>/dev/null; : >g; dd if=/dev/zero of=h bs=1048576 count=3 2>/dev/null")
 		var buf bytes.Buffer
@@ -245,7 +245,7 @@ var archiveCases = []testCase{
 		}
 	}},
 	{"archive/many", capArchive, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		var members []member
 		for i := range 2000 {
 			members = append(members, file(fmt.Sprintf("tree/d%d/e%d/f%d", i%7, i%13, i), fmt.Sprint(i)))
@@ -261,7 +261,7 @@ var archiveCases = []testCase{
 	{"archive/odd-names", capArchive, func(t *caseT) {
 		// A name like those of the guest's temporary files, or one that leaves no
 		// room for such a suffix, is valid.
-		b := t.box()
+		b := t.sandbox()
 		names := []string{strings.Repeat("n", 255), ".atoll-tmp-0123456789abcdef01234567", ".atoll-tmp-", ".wh.f", "GNUSparseFile.0", "-rf", "a\\b", "\u00e9"}
 		for range 2 { // as new files, and replacing them
 			var members []member
@@ -288,7 +288,7 @@ var archiveCases = []testCase{
 			t.Logf("the provider does not declare %s and %s", capArchive, capFiles)
 			return
 		}
-		b := t.box()
+		b := t.sandbox()
 		m := file("f", "x")
 		m.Uid, m.Gid = 1234, 2345
 		stream := t.tarball(m)
@@ -302,7 +302,7 @@ var archiveCases = []testCase{
 		}
 	}},
 	{"archive/import-truncated", capArchive, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		stream := t.tarball(file("a", strings.Repeat("a", 5000)), file("b", strings.Repeat("b", 5000)))
 		for _, n := range []int{100, 700, 3000, 6500} {
 			t.wantCode(fmt.Sprintf("Import of the first %d bytes", n), b.importTo(b.path("t"), stream[:n]), sandbox.CodeInvalid)
@@ -311,7 +311,7 @@ var archiveCases = []testCase{
 		t.ok("Import of an empty stream", b.importTo(b.path("t"), t.tarball()))
 	}},
 	{"archive/import-reader-fails", capArchive, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		stream := t.tarball(file("a", strings.Repeat("a", 5000)))
 		err := b.archiver().Import(t.ctx, b.path("t"), io.MultiReader(bytes.NewReader(stream[:2000]), failing{}), driver.ImportOptions{})
 		if !errors.Is(err, errReader) {
@@ -323,7 +323,7 @@ var archiveCases = []testCase{
 // archiveAllOrNothing imports streams that fail late over a tree, and checks
 // that they leave no trace.
 func archiveAllOrNothing(t *caseT) {
-	b := t.box()
+	b := t.sandbox()
 	b.mustSh("mkdir -p t/d t/real; echo old >t/f; echo stays >t/d/stays; chmod 700 t/d; ln -s real t/link; ln t/f t/hard")
 	if !t.needFiles() {
 		return
@@ -379,7 +379,7 @@ func (failingWriter) Write([]byte) (int, error) { return 0, errReader }
 
 // archiveRoundTrip exports a tree, imports it elsewhere and compares.
 func archiveRoundTrip(t *caseT) {
-	b := t.box()
+	b := t.sandbox()
 	b.mustSh(`mkdir -p tree/deep/er tree/empty; cd tree
 printf 'some data' >f; chmod 751 f; ln f deep/hard; ln -s /nowhere abs; ln -s ../f deep/rel
 : >"$1"; : >'new
@@ -404,9 +404,9 @@ type entry struct {
 	dir  bool
 }
 
-// untouched describes all files of the box, without the times of directories:
+// untouched describes all files of the sandbox, without the times of directories:
 // temporary names change these even if the import fails.
-func (b *box) untouched() []entry {
+func (b *testSandbox) untouched() []entry {
 	all := b.tree(".")
 	for i := range all {
 		if all[i].dir {
@@ -418,7 +418,7 @@ func (b *box) untouched() []entry {
 
 // tree describes all files below a directory. A file that is removed meanwhile is
 // described as such.
-func (b *box) tree(root string) []entry {
+func (b *testSandbox) tree(root string) []entry {
 	var all []entry
 	for info, err := range b.files().List(b.ctx, b.path(root), driver.ListOptions{Depth: -1}) {
 		if sandbox.CodeOf(err) == sandbox.CodeNotFound && len(all) > 0 {
@@ -474,13 +474,13 @@ var hostileArchiveCases = []testCase{
 	hostile("block-device", "dev", member{tar.Header{Typeflag: tar.TypeBlock, Name: "dev", Devmajor: 8}, ""}),
 	{"archive/hostile/file-over-link", capArchive, func(t *caseT) {
 		// A link as the last element is replaced, not followed.
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("mkdir outside in; echo victim >outside/victim; ln -s ../outside/victim in/l")
 		_ = b.importTo(b.path("in"), t.tarball(file("l", "evil\n")))
 		t.want(b.argv("cat", b.path("outside/victim")), "victim\n")
 	}},
 	{"archive/hostile/hard-link-then-write", capArchive, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("mkdir outside in; echo victim >outside/victim; ln outside/victim in/h")
 		_ = b.importTo(b.path("in"), t.tarball(file("h", "evil\n")))
 		t.want(b.argv("cat", b.path("outside/victim")), "victim\n")
@@ -493,7 +493,7 @@ var hostileArchiveCases = []testCase{
 // everything outside unchanged.
 func hostile(name, culprit string, members ...member) testCase {
 	return testCase{"archive/hostile/" + name, capArchive, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("mkdir outside in; echo victim >outside/victim; chmod 600 outside/victim")
 		bad := slices.Clone(members)
 		for i := range bad {

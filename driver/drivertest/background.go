@@ -13,7 +13,7 @@ import (
 )
 
 // manager returns the sandbox's process manager.
-func (b *box) manager() driver.ProcessManager {
+func (b *testSandbox) manager() driver.ProcessManager {
 	pm, ok := driver.As[driver.ProcessManager](b.inst)
 	if !ok {
 		b.Fatalf("processes are declared, but the instance is no ProcessManager")
@@ -23,7 +23,7 @@ func (b *box) manager() driver.ProcessManager {
 
 // background starts a background command and closes the process; the command is
 // killed after the case.
-func (b *box) background(script string) string {
+func (b *testSandbox) background(script string) string {
 	p := b.start(sandbox.Command{Args: []string{"sh", "-c", script}, Dir: b.dir, Background: true})
 	id := p.Info().ID
 	b.ok("Close", p.Close())
@@ -31,7 +31,7 @@ func (b *box) background(script string) string {
 }
 
 // process returns the listed command with an id.
-func (b *box) process(id string) (sandbox.ProcessInfo, bool) {
+func (b *testSandbox) process(id string) (sandbox.ProcessInfo, bool) {
 	list, err := b.manager().Processes(b.ctx)
 	b.ok("Processes", err)
 	i := slices.IndexFunc(list, func(p sandbox.ProcessInfo) bool { return p.ID == id })
@@ -42,7 +42,7 @@ func (b *box) process(id string) (sandbox.ProcessInfo, bool) {
 }
 
 // ended waits until a background command has ended and returns its exit.
-func (b *box) ended(id string) *sandbox.Exit {
+func (b *testSandbox) ended(id string) *sandbox.Exit {
 	var info sandbox.ProcessInfo
 	b.eventually("the end of a background command", func() bool {
 		var ok bool
@@ -64,7 +64,7 @@ type logged struct {
 }
 
 // log reads a command's log.
-func (b *box) log(id string, opts driver.LogOptions) logged {
+func (b *testSandbox) log(id string, opts driver.LogOptions) logged {
 	r, err := b.manager().Logs(b.ctx, id, opts)
 	b.ok("Logs", err)
 	defer r.Close()
@@ -87,7 +87,7 @@ func (b *box) log(id string, opts driver.LogOptions) logged {
 	}
 }
 
-func (b *box) kill(id string) {
+func (b *testSandbox) kill(id string) {
 	if err := b.manager().Kill(b.ctx, id, sigKILL); err != nil {
 		b.wantCode("Kill", err, sandbox.CodeNotFound)
 	}
@@ -95,7 +95,7 @@ func (b *box) kill(id string) {
 
 var backgroundCases = []testCase{
 	{"background/survives-close", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		id := b.background("echo started; while [ ! -e stop ]; do sleep 1; done; echo stopped; exit 4")
 		info, ok := b.process(id)
 		if !ok || !info.Running || !info.Background || info.Exit != nil || info.PID == 0 {
@@ -110,7 +110,7 @@ var backgroundCases = []testCase{
 		}
 	}},
 	{"background/connected", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Shell: "echo out; echo err >&2; exit 3", Background: true})
 		r := b.finish(p)
 		if r.stdout != "out\n" || r.stderr != "err\n" || r.exit.Code != 3 {
@@ -118,20 +118,20 @@ var backgroundCases = []testCase{
 		}
 	}},
 	{"background/input", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Shell: "read x; echo \"got $x\"", Background: true, Stdin: true})
 		b.send(p, "it\n")
 		t.want(b.finish(p), "got it\n")
 	}},
 	{"background/nobody-reads", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		id := b.background("dd if=/dev/zero bs=65536 count=64 2>/dev/null; exit 6")
 		if exit := b.ended(id); exit.Code != 6 {
 			t.Errorf("a command whose output is not read: %+v, want code 6", *exit)
 		}
 	}},
 	{"background/list-order", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		ids := []string{b.background("sleep 1000"), b.background("exit 2"), b.background("sleep 1000")}
 		list, err := b.manager().Processes(t.ctx)
 		t.ok("Processes", err)
@@ -148,7 +148,7 @@ var backgroundCases = []testCase{
 		b.kill(ids[2])
 	}},
 	{"background/foreground-listed", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Shell: "echo ready; read x; exit 8", Stdin: true})
 		b.readLines(p.Stdout()).await("ready")
 		if info, ok := b.process(p.Info().ID); !ok || !info.Running || info.Background {
@@ -160,7 +160,7 @@ var backgroundCases = []testCase{
 		}
 	}},
 	{"background/kill", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		id := b.background("sleep 1000 & echo $!; sleep 1000")
 		var child string
 		t.eventually("the child's PID in the log", func() bool {
@@ -175,7 +175,7 @@ var backgroundCases = []testCase{
 		t.wantCode("Kill after the end", b.manager().Kill(t.ctx, id, sigTERM), sandbox.CodeNotFound)
 	}},
 	{"background/unknown", capProcesses, func(t *caseT) {
-		pm := t.box().manager()
+		pm := t.sandbox().manager()
 		for _, id := range []string{"no-such-process", "", "../1", "1 "} {
 			t.wantCode("Kill", pm.Kill(t.ctx, id, sigTERM), sandbox.CodeNotFound)
 			p, err := pm.Reconnect(t.ctx, id)
@@ -191,7 +191,7 @@ var backgroundCases = []testCase{
 		}
 	}},
 	{"background/timeout", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Args: []string{"sleep", "1000"}, Background: true, Timeout: timeout(t)})
 		t.ok("Close", p.Close())
 		if exit := b.ended(p.Info().ID); exit.Reason != sandbox.ReasonTimeout {
@@ -199,7 +199,7 @@ var backgroundCases = []testCase{
 		}
 	}},
 	{"logs/streams", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		id := b.background("echo one; echo two >&2; echo three")
 		b.ended(id)
 		l := b.log(id, driver.LogOptions{})
@@ -208,7 +208,7 @@ var backgroundCases = []testCase{
 		}
 	}},
 	{"logs/tail", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		id := b.background("i=0; while [ $i -lt 100 ]; do echo line $i; i=$((i+1)); done; printf unfinished")
 		b.ended(id)
 		for n, want := range map[int]string{1: "unfinished", 3: "line 98\nline 99\nunfinished"} {
@@ -221,7 +221,7 @@ var backgroundCases = []testCase{
 		}
 	}},
 	{"logs/follow", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		id := b.background("echo early; while [ ! -e go ]; do sleep 1; done; echo late")
 		r, err := b.manager().Logs(t.ctx, id, driver.LogOptions{Follow: true})
 		t.ok("Logs", err)
@@ -243,7 +243,7 @@ var backgroundCases = []testCase{
 		}
 	}},
 	{"logs/follow-close", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		id := b.background("sleep 1000")
 		r, err := b.manager().Logs(t.ctx, id, driver.LogOptions{Follow: true})
 		t.ok("Logs", err)
@@ -265,7 +265,7 @@ var backgroundCases = []testCase{
 	}},
 	{"logs/bounded", capProcesses, logsBounded},
 	{"background/starter-misses-nothing", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		const total = 8 << 20 // far more than any sensible log keeps
 		p := b.start(sandbox.Command{Shell: fmt.Sprintf("echo begun; dd if=/dev/zero bs=65536 count=%d 2>/dev/null; echo the end", total/65536), Background: true})
 		defer p.Close()
@@ -279,7 +279,7 @@ var backgroundCases = []testCase{
 		}
 	}},
 	{"reconnect/log-and-live", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		id := b.background("echo early; while [ ! -e go ]; do sleep 1; done; echo late; exit 5")
 		p, err := b.manager().Reconnect(t.ctx, id)
 		t.ok("Reconnect", err)
@@ -297,7 +297,7 @@ var backgroundCases = []testCase{
 		}
 	}},
 	{"reconnect/close-leaves-it", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		id := b.background("sleep 1000")
 		p, err := b.manager().Reconnect(t.ctx, id)
 		t.ok("Reconnect", err)
@@ -308,7 +308,7 @@ var backgroundCases = []testCase{
 		b.kill(id)
 	}},
 	{"reconnect/ended", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		id := b.background("echo said; exit 9")
 		b.ended(id)
 		p, err := b.manager().Reconnect(t.ctx, id)
@@ -320,7 +320,7 @@ var backgroundCases = []testCase{
 		t.ok("Close", p.Close())
 	}},
 	{"reconnect/foreground", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Args: []string{"sleep", "1000"}})
 		q, err := b.manager().Reconnect(t.ctx, p.Info().ID)
 		if err == nil {
@@ -354,7 +354,7 @@ var backgroundCases = []testCase{
 // logsBounded writes far more than any sensible log keeps. The log must keep
 // the end of the output and count the lost bytes.
 func logsBounded(t *caseT) {
-	b := t.box()
+	b := t.sandbox()
 	total := size[int64](t.suite, 32<<20, 32<<20)
 	id := b.background(fmt.Sprintf("dd if=/dev/zero bs=65536 count=%d 2>/dev/null; echo the end", total/65536))
 	b.ended(id)

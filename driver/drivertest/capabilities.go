@@ -86,7 +86,7 @@ func (t *caseT) assertAbsent(capability string) {
 		t.refusesSpec(capability)
 		return
 	}
-	b := t.box()
+	b := t.sandbox()
 	if has, known := implemented(b.inst, capability); known && has {
 		t.Errorf("%s is not declared, but the instance implements it", capability)
 	}
@@ -149,7 +149,7 @@ func capabilityCase(capability string) testCase {
 			t.assertAbsent(capability)
 			return
 		}
-		b := t.box()
+		b := t.sandbox()
 		if has, known := implemented(b.inst, capability); known && !has {
 			t.Errorf("%s is declared, but the instance does not implement it", capability)
 		}

@@ -61,7 +61,7 @@ var errorCases = []testCase{
 		}
 	}},
 	{"errors/canceled", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		ctx, cancel := context.WithCancel(t.ctx)
 		cancel()
 		_, err := b.inst.Exec(ctx, &sandbox.Command{Args: []string{"true"}})
@@ -80,7 +80,7 @@ var errorCases = []testCase{
 		}
 	}},
 	{"errors/deadline", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		ctx, cancel := context.WithDeadline(t.ctx, time.Now().Add(-time.Second))
 		defer cancel()
 		_, err := b.inst.Exec(ctx, &sandbox.Command{Args: []string{"true"}})
@@ -91,7 +91,7 @@ var errorCases = []testCase{
 		t.wantCode("Create after its deadline", err, sandbox.CodeTimeout)
 	}},
 	{"errors/wait-deadline", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Args: []string{"sleep", "1000"}})
 		ctx, cancel := context.WithTimeout(t.ctx, 20*time.Millisecond)
 		defer cancel()

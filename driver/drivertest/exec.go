@@ -13,7 +13,7 @@ import (
 
 var execCases = []testCase{
 	{"exec/exit-codes", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		for _, code := range []int{0, 1, 7, 126, 127, 128, 130, 255} {
 			t.wantExit(b.argv("sh", "-c", fmt.Sprintf("exit %d", code)).exit, code, 0, sandbox.ReasonExited)
 		}
@@ -21,14 +21,14 @@ var execCases = []testCase{
 		t.wantExit(b.argv("false").exit, 1, 0, sandbox.ReasonExited)
 	}},
 	{"exec/exit-signal", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		for _, sig := range []int{1, 2, 9, 15} {
 			r := b.sh(`kill -"$1" $$; sleep 1000`, fmt.Sprint(sig))
 			t.wantExit(r.exit, 128+sig, sig, sandbox.ReasonSignaled)
 		}
 	}},
 	{"exec/not-found", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		for _, program := range []string{"no-such-program-here", b.path("missing"), b.path("missing/deeper")} {
 			r := b.argv(program)
 			t.wantExit(r.exit, 127, 0, sandbox.ReasonExited)
@@ -38,7 +38,7 @@ var execCases = []testCase{
 		}
 	}},
 	{"exec/not-executable", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh(`echo 'echo ran' >plain; chmod 644 plain; mkdir dir`)
 		for _, program := range []string{b.path("plain"), b.path("dir"), "/"} {
 			r := b.argv(program)
@@ -50,13 +50,13 @@ var execCases = []testCase{
 	}},
 	{"exec/path", "", execPath},
 	{"exec/interpreter", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh(`printf '#!/bin/sh\necho "$#:$1:$2"\n' >script; chmod 755 script`)
 		t.want(b.argv(b.path("script"), "a b", ""), "2:a b:\n")
 	}},
 	{"exec/args", "", execArgs},
 	{"exec/env", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		env := map[string]string{
 			"EMPTY": "", "TWO_LINES": "a\nb\n", "EQUALS": "a=b=c", "UNICODE": "grüße 世界 🏝", "SPACES": "  two  ", "QUOTES": `'"$(x)\`,
 			"lower_case": "x", "BYTES": "\xff\xfe\x01", "LONG": strings.Repeat("v", 64<<10),
@@ -71,7 +71,7 @@ var execCases = []testCase{
 		}
 	}},
 	{"exec/env-odd-names", "", func(t *caseT) {
-		r := t.box().run(sandbox.Command{Args: []string{"env"}, Env: map[string]string{"a.b-c": "1", "ünï": "2"}})
+		r := t.sandbox().run(sandbox.Command{Args: []string{"env"}, Env: map[string]string{"a.b-c": "1", "ünï": "2"}})
 		for _, line := range []string{"a.b-c=1", "ünï=2"} {
 			if !strings.Contains("\n"+r.stdout, "\n"+line+"\n") {
 				t.Errorf("env does not show %s: %v", line, r)
@@ -82,7 +82,7 @@ var execCases = []testCase{
 		if os.Getenv(canaryEnv) != t.canary {
 			t.Fatalf("the canary is not in this process's environment")
 		}
-		r := t.box().argv("env")
+		r := t.sandbox().argv("env")
 		if strings.Contains(r.stdout, canaryEnv) || strings.Contains(r.stdout, t.canary) {
 			t.Errorf("the environment of the calling process is visible inside")
 		}
@@ -91,17 +91,17 @@ var execCases = []testCase{
 		}
 	}},
 	{"exec/env-is-per-command", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.run(sandbox.Command{Args: []string{"true"}, Env: map[string]string{"ONCE": "x"}})
 		t.want(b.argv("sh", "-c", `echo "[$ONCE]"`), "[]\n")
 	}},
 	{"exec/dir", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh(`mkdir 'a b'`)
 		t.want(b.run(sandbox.Command{Args: []string{"pwd"}, Dir: b.path("a b")}), b.path("a b")+"\n")
 	}},
 	{"exec/dir-missing", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh(`echo x >file`)
 		for _, dir := range []string{b.path("missing"), b.path("file")} {
 			r := b.run(sandbox.Command{Args: []string{"echo", "ran"}, Dir: dir})
@@ -111,14 +111,14 @@ var execCases = []testCase{
 		}
 	}},
 	{"exec/dir-not-changed-by-others", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		before := b.argv("pwd").stdout
 		b.argv("sh", "-c", "cd /")
 		t.want(b.argv("pwd"), before)
 	}},
 	{"exec/user", capUsers, execUser},
 	{"exec/user-unknown", capUsers, func(t *caseT) {
-		r := t.box().run(sandbox.Command{Args: []string{"echo", "ran"}, User: "no-such-user"})
+		r := t.sandbox().run(sandbox.Command{Args: []string{"echo", "ran"}, User: "no-such-user"})
 		if (r.exit.Code != 126 && r.exit.Code != 127) || r.stderr == "" || r.stdout != "" {
 			t.Errorf("as an unknown user: %v; want code 126 or 127 and a reason on standard error", r)
 		}
@@ -130,15 +130,15 @@ var execCases = []testCase{
 		t.want(b.run(sandbox.Command{Args: []string{"id", "-u"}, User: "0"}), "0\n")
 	}},
 	{"exec/shell", "", func(t *caseT) {
-		t.want(t.box().run(sandbox.Command{Shell: "x='a  b'\nif true; then\n  for i in 1 2 3; do echo \"$x $i\"; done | cat\nfi\n"}),
+		t.want(t.sandbox().run(sandbox.Command{Shell: "x='a  b'\nif true; then\n  for i in 1 2 3; do echo \"$x $i\"; done | cat\nfi\n"}),
 			"a  b 1\na  b 2\na  b 3\n")
 	}},
 	{"exec/shell-heredoc", "", func(t *caseT) {
-		t.want(t.box().run(sandbox.Command{Shell: "v=val\ncat <<EOF\none $v\n\ttab\nEOF\ncat <<'EOF'\n$v `x`\nEOF\n"}),
+		t.want(t.sandbox().run(sandbox.Command{Shell: "v=val\ncat <<EOF\none $v\n\ttab\nEOF\ncat <<'EOF'\n$v `x`\nEOF\n"}),
 			"one val\n\ttab\n$v `x`\n")
 	}},
 	{"exec/shell-exit", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		t.wantExit(b.run(sandbox.Command{Shell: "false; (exit 9)"}).exit, 9, 0, sandbox.ReasonExited)
 		if r := b.run(sandbox.Command{Shell: "if then ("}); r.exit.Code == 0 || r.stderr == "" {
 			t.Errorf("a syntax error: %v", r)
@@ -146,10 +146,10 @@ var execCases = []testCase{
 	}},
 	{"exec/shell-large", "", func(t *caseT) {
 		script := strings.Repeat(": 0123456789abcdef\n", 4000) + "echo end\n" // 76 KB in one argument
-		t.want(t.box().run(sandbox.Command{Shell: script}), "end\n")
+		t.want(t.sandbox().run(sandbox.Command{Shell: script}), "end\n")
 	}},
 	{"exec/info", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		before := time.Now().Add(-time.Minute)
 		p := b.start(sandbox.Command{Args: []string{"sleep", "1000"}})
 		q := b.start(sandbox.Command{Args: []string{"sleep", "1000"}})
@@ -169,7 +169,7 @@ var execCases = []testCase{
 	}},
 	{"exec/parallel", "", execParallel},
 	{"exec/context-only-starts", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		ctx, cancel := context.WithCancel(t.ctx)
 		p, err := b.inst.Exec(ctx, &sandbox.Command{Args: []string{"cat"}, Stdin: true})
 		t.ok("Exec", err)
@@ -181,7 +181,7 @@ var execCases = []testCase{
 		t.ok("Close", p.Close())
 	}},
 	{"exec/canceled-does-not-run", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		ctx, cancel := context.WithCancel(t.ctx)
 		cancel()
 		_, err := b.inst.Exec(ctx, &sandbox.Command{Args: []string{"sh", "-c", `echo x >"$1"`, "sh", b.path("ran")}})
@@ -191,7 +191,7 @@ var execCases = []testCase{
 		}
 	}},
 	{"exec/wait-canceled", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Args: []string{"cat"}, Stdin: true})
 		ctx, cancel := context.WithCancel(t.ctx)
 		cancel()
@@ -202,7 +202,7 @@ var execCases = []testCase{
 		t.want(b.finish(p), "lives")
 	}},
 	{"exec/wait-many", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Shell: "read x; exit 5", Stdin: true})
 		exits := make(chan string, 20)
 		for range cap(exits) {
@@ -224,7 +224,7 @@ var execCases = []testCase{
 }
 
 func execPath(t *caseT) {
-	b := t.box()
+	b := t.sandbox()
 	b.mustSh(`mkdir one two
 printf '#!/bin/sh\necho one\n' >one/prog; printf '#!/bin/sh\necho two\n' >two/prog; chmod 755 one/prog two/prog
 printf 'no program' >one/shadow; printf '#!/bin/sh\necho found\n' >two/shadow; chmod 755 two/shadow`)
@@ -244,7 +244,7 @@ printf 'no program' >one/shadow; printf '#!/bin/sh\necho found\n' >two/shadow; c
 }
 
 func execArgs(t *caseT) {
-	b := t.box()
+	b := t.sandbox()
 	args := []string{
 		"", " ", "a b", "  two  ", "'", `"`, `\`, `\\n`, "$HOME", "$(echo x)", "`echo x`", "*", "~", "a\nb", "\n", "\t", "\r\n",
 		"-n", "--", "-", "a=b", ";", "&", "|", "#", "%s", "{}", "!", "grüße", "世界", "🏝", "\xff\xfe", "a\xffb", "\x01\x02\x1b[31m", "",
@@ -266,7 +266,7 @@ func execArgs(t *caseT) {
 }
 
 func execUser(t *caseT) {
-	b := t.box()
+	b := t.sandbox()
 	script := "id -u; id -g"
 	for user, want := range map[string]string{"1234": "1234", "1234:2345": "1234\n2345", "0": "0\n0", "root": "0\n0"} {
 		r := b.run(sandbox.Command{Shell: script, User: user})
@@ -283,7 +283,7 @@ func execUser(t *caseT) {
 // userStreams opens the standard streams by name, which only their owner and
 // root may do.
 func userStreams(t *caseT) {
-	b := t.box()
+	b := t.sandbox()
 	const script = `read -r line </dev/stdin; echo "got $line" >/dev/stdout; echo error >/dev/stderr; echo fd >/dev/fd/1; echo self >/proc/self/fd/1`
 	for _, user := range []string{"0", "1234", "1234:2345"} {
 		p := b.start(sandbox.Command{Shell: script, User: user, Stdin: true})
@@ -309,7 +309,7 @@ func userStreams(t *caseT) {
 
 // execParallel runs many commands concurrently, each with its own input.
 func execParallel(t *caseT) {
-	b := t.box()
+	b := t.sandbox()
 	n := size(t.suite, 50, 5)
 	var wg sync.WaitGroup
 	for i := range n {

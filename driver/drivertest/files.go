@@ -15,7 +15,7 @@ import (
 )
 
 // files returns the sandbox's file system.
-func (b *box) files() driver.FileSystem {
+func (b *testSandbox) files() driver.FileSystem {
 	fs, ok := driver.As[driver.FileSystem](b.inst)
 	if !ok {
 		b.Fatalf("files are declared, but the instance is no FileSystem")
@@ -24,38 +24,38 @@ func (b *box) files() driver.FileSystem {
 }
 
 // write writes a file through the API.
-func (b *box) write(name, content string) sandbox.FileInfo {
+func (b *testSandbox) write(name, content string) sandbox.FileInfo {
 	info, err := b.files().Write(b.ctx, b.path(name), strings.NewReader(content), driver.WriteOptions{})
 	b.ok("Write", err)
 	return info
 }
 
 // read reads a whole file through the API.
-func (b *box) read(name string) string {
+func (b *testSandbox) read(name string) string {
 	return b.readPart(name, driver.ReadOptions{})
 }
 
-func (b *box) readPart(name string, opts driver.ReadOptions) string {
+func (b *testSandbox) readPart(name string, opts driver.ReadOptions) string {
 	r, _, err := b.files().Read(b.ctx, b.path(name), opts)
 	b.ok("Read", err)
 	return b.drain(r)
 }
 
 // drain reads to the end, and closes the reader.
-func (b *box) drain(r io.ReadCloser) string {
+func (b *testSandbox) drain(r io.ReadCloser) string {
 	data, err := readAll(r)
 	b.ok("reading", err)
 	b.ok("closing the reader", r.Close())
 	return string(data)
 }
 
-func (b *box) stat(name string) sandbox.FileInfo {
+func (b *testSandbox) stat(name string) sandbox.FileInfo {
 	info, err := b.files().Stat(b.ctx, b.path(name))
 	b.ok("Stat "+name, err)
 	return info
 }
 
-func (b *box) exists(name string) bool {
+func (b *testSandbox) exists(name string) bool {
 	_, err := b.files().Stat(b.ctx, b.path(name))
 	if err != nil {
 		b.wantCode("Stat "+name, err, sandbox.CodeNotFound)
@@ -64,7 +64,7 @@ func (b *box) exists(name string) bool {
 }
 
 // list returns the paths that List yields, in its order.
-func (b *box) list(name string, depth int) []string {
+func (b *testSandbox) list(name string, depth int) []string {
 	var paths []string
 	for info, err := range b.files().List(b.ctx, path.Join(b.dir, name), driver.ListOptions{Depth: depth}) {
 		b.ok("List", err)
@@ -73,7 +73,7 @@ func (b *box) list(name string, depth int) []string {
 	return paths
 }
 
-func (b *box) listError(p string) error {
+func (b *testSandbox) listError(p string) error {
 	for _, err := range b.files().List(b.ctx, p, driver.ListOptions{}) {
 		if err != nil {
 			return err
@@ -90,7 +90,7 @@ var oddNames = []string{
 
 var fileReadCases = []testCase{
 	{"files/stat", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("printf 12345 >f; chmod 640 f; mkdir d; chmod 1777 d; ln -s 'some where' l; mkfifo p")
 		for name, want := range map[string]sandbox.FileInfo{
 			"f": {Type: sandbox.TypeFile, Size: 5, Mode: 0o640},
@@ -117,7 +117,7 @@ var fileReadCases = []testCase{
 		}
 	}},
 	{"files/missing", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		fs := b.files()
 		b.write("file", "x")
 		for _, name := range []string{"missing", "missing/deeper"} {
@@ -134,7 +134,7 @@ var fileReadCases = []testCase{
 		t.wantCode("Stat below a file", err, sandbox.CodeNotFound, sandbox.CodeInvalid)
 	}},
 	{"files/read-parts", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.write("f", "0123456789")
 		for _, c := range []struct {
 			offset, length int64
@@ -146,7 +146,7 @@ var fileReadCases = []testCase{
 		}
 	}},
 	{"files/read-info", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.write("f", "hello")
 		r, info, err := b.files().Read(t.ctx, b.path("f"), driver.ReadOptions{Offset: 2})
 		t.ok("Read", err)
@@ -156,7 +156,7 @@ var fileReadCases = []testCase{
 		}
 	}},
 	{"files/read-abandoned", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.write("f", string(pattern(size(t.suite, 4<<20, 1<<20))))
 		for range 20 {
 			r, _, err := b.files().Read(t.ctx, b.path("f"), driver.ReadOptions{})
@@ -169,7 +169,7 @@ var fileReadCases = []testCase{
 		t.want(b.argv("echo", "well"), "well\n")
 	}},
 	{"files/read-through-links", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("mkdir d; printf inside >d/f; ln -s d/f rel; ln -s \"$PWD/d\" abs; ln -s missing dangling; ln -s loop loop")
 		for _, name := range []string{"rel", "abs/f"} {
 			if got := b.read(name); got != "inside" {
@@ -184,7 +184,7 @@ var fileReadCases = []testCase{
 	{"files/not-regular", capFiles, notRegular},
 	{"files/bad-paths", capFiles, badPaths},
 	{"files/list", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("mkdir -p b/c/d a.d; for f in b/2 b/1 b/c/x b/c/d/y a z .h; do echo >$f; done; ln -s b link")
 		one := []string{".h", "a", "a.d", "b", "link", "z"}
 		all := []string{".h", "a", "a.d", "b", "b/1", "b/2", "b/c", "b/c/d", "b/c/d/y", "b/c/x", "link", "z"}
@@ -203,7 +203,7 @@ var fileReadCases = []testCase{
 		}
 	}},
 	{"files/list-large", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		n := size(t.suite, 2000, 200)
 		b.mustSh(`i=0; while [ $i -lt $1 ]; do : >f$i; i=$((i+1)); done`, fmt.Sprint(n))
 		got := b.list("", 1)
@@ -221,7 +221,7 @@ var fileReadCases = []testCase{
 		}
 	}},
 	{"files/list-deep", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh(`d=.; i=0; while [ $i -lt 60 ]; do d=$d/x; i=$((i+1)); done; mkdir -p $d; : >$d/leaf`)
 		got := b.list("", -1)
 		if len(got) != 61 || !strings.HasSuffix(got[60], "x/leaf") {
@@ -229,7 +229,7 @@ var fileReadCases = []testCase{
 		}
 	}},
 	{"files/odd-names", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		for _, name := range oddNames {
 			b.write(name, "in "+name)
 			if got := b.read(name); got != "in "+name {
@@ -250,7 +250,7 @@ var fileReadCases = []testCase{
 		}
 	}},
 	{"files/sparse", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("printf end | dd of=big bs=1 seek=10737418240 2>/dev/null")
 		if got := b.stat("big").Size; got != 10<<30+3 {
 			t.Errorf("size %d", got)
@@ -266,7 +266,7 @@ var fileReadCases = []testCase{
 
 // notRegular reads and writes files that are not regular. No call may block.
 func notRegular(t *caseT) {
-	b := t.box()
+	b := t.sandbox()
 	b.mustSh("mkfifo fifo; mkdir dir; ln -s fifo link")
 	for _, p := range []string{b.path("fifo"), b.path("dir"), b.path("link"), "/dev/null", "/"} {
 		r, _, err := b.files().Read(t.ctx, p, driver.ReadOptions{})
@@ -287,7 +287,7 @@ func notRegular(t *caseT) {
 
 // badPaths passes paths to the driver that the control services reject.
 func badPaths(t *caseT) {
-	b := t.box()
+	b := t.sandbox()
 	fs := b.files()
 	for _, p := range []string{"", "relative", "./x", "/nul\x00byte", b.dir + "/x\x00/../y"} {
 		what := fmt.Sprintf("path %q: ", p)

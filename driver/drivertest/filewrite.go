@@ -15,7 +15,7 @@ import (
 
 var fileWriteCases = []testCase{
 	{"files/write", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		info := b.write("f", "hello\n")
 		if info.Path != b.path("f") || info.Size != 6 || info.Type != sandbox.TypeFile || info.Mode != 0o644 {
 			t.Errorf("Write returned %+v", info)
@@ -27,7 +27,7 @@ var fileWriteCases = []testCase{
 		}
 	}},
 	{"files/write-empty", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.write("f", "")
 		if got := b.read("f"); got != "" || b.stat("f").Size != 0 {
 			t.Errorf("an empty file: %q", got)
@@ -39,7 +39,7 @@ var fileWriteCases = []testCase{
 		}
 	}},
 	{"files/write-parents", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.write("a/b/c/f", "deep")
 		if got := b.stat("a/b"); got.Type != sandbox.TypeDir || got.Mode != 0o755 {
 			t.Errorf("a made parent: %+v", got)
@@ -53,7 +53,7 @@ var fileWriteCases = []testCase{
 		t.wantCode("Write below a file", err, sandbox.CodeInvalid, sandbox.CodeNotFound, sandbox.CodeConflict)
 	}},
 	{"files/write-replaces", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		old := pattern(size(t.suite, 4<<20, 1<<20))
 		b.write("f", string(old))
 		before := b.stat("f")
@@ -76,7 +76,7 @@ var fileWriteCases = []testCase{
 		}
 	}},
 	{"files/write-reader-fails", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.write("d/f", "old")
 		for _, n := range []int{0, 10, 3 << 20} {
 			_, err := b.files().Write(t.ctx, b.path("d/f"), brokenReader(n), driver.WriteOptions{})
@@ -96,7 +96,7 @@ var fileWriteCases = []testCase{
 		}
 	}},
 	{"files/write-canceled", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.write("d/f", "old")
 		ctx, cancel := context.WithCancel(t.ctx)
 		_, err := b.files().Write(ctx, b.path("d/f"), &cancelingReader{cancel: cancel}, driver.WriteOptions{})
@@ -107,7 +107,7 @@ var fileWriteCases = []testCase{
 		t.eventually("the removal of what a canceled Write left", func() bool { return len(b.list("d", 1)) == 1 })
 	}},
 	{"files/write-no-replace", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.write("f", "old")
 		_, err := b.files().Write(t.ctx, b.path("f"), strings.NewReader("new"), driver.WriteOptions{NoReplace: true})
 		t.wantCode("Write over an existing file", err, sandbox.CodeAlreadyExists)
@@ -121,7 +121,7 @@ var fileWriteCases = []testCase{
 		}
 	}},
 	{"files/write-mode", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		for _, mode := range []uint32{0o600, 0o755, 0o444, 0o777, 0o4755} {
 			name := fmt.Sprintf("%o", mode)
 			info, err := b.files().Write(t.ctx, b.path(name), strings.NewReader("x"), driver.WriteOptions{Mode: mode})
@@ -141,7 +141,7 @@ var fileWriteCases = []testCase{
 		}
 	}},
 	{"files/write-runs", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		_, err := b.files().Write(t.ctx, b.path("prog"), strings.NewReader("#!/bin/sh\necho ran\n"), driver.WriteOptions{Mode: 0o755})
 		t.ok("Write", err)
 		t.want(b.argv(b.path("prog")), "ran\n")
@@ -151,7 +151,7 @@ var fileWriteCases = []testCase{
 			t.Logf("the provider does not declare %s", capFiles)
 			return
 		}
-		b := t.box()
+		b := t.sandbox()
 		write := func(name, owner string) sandbox.FileInfo {
 			info, err := b.files().Write(t.ctx, b.path(name), strings.NewReader("x"), driver.WriteOptions{Owner: owner})
 			t.ok("Write", err)
@@ -174,7 +174,7 @@ var fileWriteCases = []testCase{
 		}
 	}},
 	{"files/round-trip", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		want := pattern(size(t.suite, 64<<20, 2<<20))
 		info, err := b.files().Write(t.ctx, b.path("f"), bytes.NewReader(want), driver.WriteOptions{})
 		t.ok("Write", err)
@@ -184,14 +184,14 @@ var fileWriteCases = []testCase{
 		t.sameBytes("what came back", []byte(b.read("f")), want)
 	}},
 	{"files/write-small-reads", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		want := pattern(10000)
 		_, err := b.files().Write(t.ctx, b.path("f"), &dribble{want}, driver.WriteOptions{})
 		t.ok("Write", err)
 		t.sameBytes("written in small pieces", []byte(b.read("f")), want)
 	}},
 	{"files/concurrent-writers", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		var wg sync.WaitGroup
 		for i := range 8 {
 			wg.Go(func() {
@@ -212,7 +212,7 @@ var fileWriteCases = []testCase{
 		}
 	}},
 	{"files/concurrent-reads", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		want := string(pattern(200 << 10))
 		b.write("f", want)
 		var wg sync.WaitGroup
@@ -263,7 +263,7 @@ func (d *dribble) Read(p []byte) (int, error) {
 
 var fileTreeCases = []testCase{
 	{"files/mkdir", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		fs := b.files()
 		t.ok("Mkdir", fs.Mkdir(t.ctx, b.path("d"), driver.MkdirOptions{}))
 		if d := b.stat("d"); d.Type != sandbox.TypeDir || d.Mode != 0o755 {
@@ -284,7 +284,7 @@ var fileTreeCases = []testCase{
 		t.want(b.argv("cat", b.path("f")), "x")
 	}},
 	{"files/remove", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		fs := b.files()
 		b.mustSh("mkdir -p full/deep empty; echo x >full/f; echo x >full/deep/g; echo x >f; ln -s full link; mkfifo fifo")
 		t.wantCode("Remove of a directory that is not empty", fs.Remove(t.ctx, b.path("full"), false), sandbox.CodeConflict)
@@ -306,7 +306,7 @@ var fileTreeCases = []testCase{
 		t.want(b.argv("echo", "alive"), "alive\n")
 	}},
 	{"files/remove-does-not-follow", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("mkdir keep tree; echo x >keep/f; ln -s ../keep tree/link; ln -s ../keep/f tree/file")
 		t.ok("Remove", b.files().Remove(t.ctx, b.path("tree"), true))
 		if got := b.read("keep/f"); got != "x\n" {
@@ -314,12 +314,12 @@ var fileTreeCases = []testCase{
 		}
 	}},
 	{"files/remove-deep", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh(`i=0; while [ $i -lt 300 ]; do mkdir x && cd x; i=$((i+1)); done`)
 		t.ok("Remove", b.files().Remove(t.ctx, b.path("x"), true))
 	}},
 	{"files/move", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		fs := b.files()
 		b.mustSh("mkdir -p d/e; echo f >f; echo g >g; echo h >d/h; ln -s f link")
 		t.ok("Move", fs.Move(t.ctx, b.path("f"), b.path("f2"), false))
@@ -346,7 +346,7 @@ var fileTreeCases = []testCase{
 		t.wantCode("Move to a missing directory", fs.Move(t.ctx, b.path("g"), b.path("missing/g"), false), sandbox.CodeNotFound)
 	}},
 	{"files/write-through-link", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("mkdir real; ln -s real linkdir")
 		b.write("linkdir/f", "through")
 		if got := b.read("real/f"); got != "through" {

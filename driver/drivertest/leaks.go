@@ -139,7 +139,7 @@ const leaksGroup = "leaks"
 
 var leakCases = []testCase{
 	{"leaks/exec", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.argv("true")
 		base := takeBaseline()
 		for range size(t.suite, 20, 3) {
@@ -153,7 +153,7 @@ var leakCases = []testCase{
 		t.awaitBaseline(base)
 	}},
 	{"leaks/exec-unread", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.argv("true")
 		base := takeBaseline()
 		for range size(t.suite, 5, 2) {
@@ -166,7 +166,7 @@ var leakCases = []testCase{
 		t.awaitBaseline(base)
 	}},
 	{"leaks/files", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.write("f", string(pattern(1<<20)))
 		b.read("f")
 		base := takeBaseline()
@@ -187,7 +187,7 @@ var leakCases = []testCase{
 		t.awaitBaseline(base)
 	}},
 	{"leaks/watch", capWatch, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		w := b.watch("", true)
 		w.cancel()
 		w.closed()
@@ -200,7 +200,7 @@ var leakCases = []testCase{
 		t.awaitBaseline(base)
 	}},
 	{"leaks/boxes", "", func(t *caseT) {
-		t.box()
+		t.sandbox()
 		base := takeBaseline()
 		for range size(t.suite, 3, 1) {
 			inst, err := t.provider.Create(t.ctx, t.spec())

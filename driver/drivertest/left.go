@@ -12,7 +12,7 @@ import (
 
 // leaves runs a command that prints the number of a process that outlives it,
 // and closes it.
-func (b *box) leaves(cmd sandbox.Command) (pid string) {
+func (b *testSandbox) leaves(cmd sandbox.Command) (pid string) {
 	cmd.Dir = b.dir
 	p := b.start(cmd)
 	pid = b.readLines(p.Stdout()).next()
@@ -27,7 +27,7 @@ func (b *box) leaves(cmd sandbox.Command) (pid string) {
 }
 
 // left returns the list's entry of a process that outlived its command.
-func (b *box) left(pid string) (info sandbox.ProcessInfo, ok bool) {
+func (b *testSandbox) left(pid string) (info sandbox.ProcessInfo, ok bool) {
 	list, err := b.manager().Processes(b.ctx)
 	b.ok("Processes", err)
 	for _, info := range list {
@@ -47,31 +47,31 @@ var leavers = map[string]string{
 
 var leftCases = []testCase{
 	{"left/runs-on", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		for _, script := range leavers {
 			b.leaves(sandbox.Command{Shell: script})
 		}
 	}},
 	{"left/late", "", func(t *caseT) {
-		t.box().leaves(sandbox.Command{Shell: "sleep 1000 & echo $!; sleep 1"}) // beyond the fast path
+		t.sandbox().leaves(sandbox.Command{Shell: "sleep 1000 & echo $!; sleep 1"}) // beyond the fast path
 	}},
 	{"left/by-terminal", capTerminal, func(t *caseT) {
-		t.box().leaves(sandbox.Command{Shell: "trap '' HUP; sleep 1000 & echo $!", TTY: &sandbox.WindowSize{Cols: 80, Rows: 24}})
+		t.sandbox().leaves(sandbox.Command{Shell: "trap '' HUP; sleep 1000 & echo $!", TTY: &sandbox.WindowSize{Cols: 80, Rows: 24}})
 	}},
 	{"left/by-background", capProcesses, func(t *caseT) {
-		t.box().leaves(sandbox.Command{Shell: "sleep 1000 & echo $!", Background: true})
+		t.sandbox().leaves(sandbox.Command{Shell: "sleep 1000 & echo $!", Background: true})
 	}},
 	{"left/by-held", capRejoin, func(t *caseT) {
-		t.box().leaves(sandbox.Command{Shell: "sleep 1000 & echo $!", Hold: time.Second})
+		t.sandbox().leaves(sandbox.Command{Shell: "sleep 1000 & echo $!", Hold: time.Second})
 	}},
 	{"left/writes-on", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.leaves(sandbox.Command{Shell: "(while [ ! -e go ]; do sleep 0.1; done; dd if=/dev/zero bs=65536 count=32 2>/dev/null && echo x >done; sleep 1000) & echo $!"})
 		b.mustSh("echo x >go")
 		b.eventually("the end of output that is not read", func() bool { return b.sh("[ -e done ]").exit.Code == 0 })
 	}},
 	{"left/listed", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		pid := b.leaves(sandbox.Command{Shell: leavers["output shared"]})
 		var info sandbox.ProcessInfo
 		b.eventually("a list that says what runs", func() bool {
@@ -97,7 +97,7 @@ var leftCases = []testCase{
 		t.wantCode("Kill of what has ended", b.manager().Kill(t.ctx, info.ID, sigTERM), sandbox.CodeNotFound)
 	}},
 	{"left/nothing-after-kill", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p, child := b.startFamily(sandbox.Command{})
 		t.ok("Signal", p.Signal(t.ctx, sigKILL))
 		b.wait(p)

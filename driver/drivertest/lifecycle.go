@@ -188,7 +188,7 @@ var lifecycleCases = []testCase{
 	}},
 	{"lifecycle/timeout", "", func(t *caseT) {
 		var p driver.Process
-		b, _ := t.shortLived(func(b *box) (err error) {
+		b, _ := t.shortLived(func(b *testSandbox) (err error) {
 			p, err = b.inst.Exec(t.ctx, &sandbox.Command{Args: []string{"sleep", "1000"}})
 			return err
 		})
@@ -221,7 +221,7 @@ var lifecycleCases = []testCase{
 		}), "a b\n$c|command|"+b.path("w")+"\n")
 	}},
 	{"lifecycle/workdir", "", func(t *caseT) {
-		dir := t.attach(t.box().inst).path("made/for/this")
+		dir := t.attach(t.sandbox().inst).path("made/for/this")
 		b := t.fresh(func(s *sandbox.Spec) { s.Workdir = dir })
 		t.want(b.argv("pwd"), dir+"\n")
 	}},
@@ -347,11 +347,11 @@ var reattachCases = []testCase{
 	{"reattach/lifetime", capReattach, func(t *caseT) {
 		first, err := t.h.New(t.ctx)
 		t.ok("New", err)
-		own := func(inst driver.Instance) *box {
+		own := func(inst driver.Instance) *testSandbox {
 			t.destroyLater(inst.ID())
 			return t.attach(inst)
 		}
-		b, _ := t.shortLivedAt(first, own, func(*box) error { return nil })
+		b, _ := t.shortLivedAt(first, own, func(*testSandbox) error { return nil })
 		t.ok("Close", first.Close())
 		second := t.connect()
 		t.eventually("the end of a lifetime that began in another process", func() bool {

@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (b *box) resize(limits sandbox.Resources) error {
+func (b *testSandbox) resize(limits sandbox.Resources) error {
 	r, ok := driver.As[driver.Resizer](b.inst)
 	if !ok {
 		b.Fatalf("resize is declared, but the instance is no Resizer")
@@ -26,7 +26,7 @@ func (t *caseT) holds(limit string) bool { return t.facts.Limits[limit].Holds }
 const nest = `[ "$1" -gt 0 ] || { echo enough; exit; }; sh -c "$0" "$0" $(($1 - 1)); exit $?`
 
 // crowd reports whether n processes can run at once.
-func (b *box) crowd(n int) bool {
+func (b *testSandbox) crowd(n int) bool {
 	return b.argv("sh", "-c", nest, nest, strconv.Itoa(n)).stdout == "enough\n"
 }
 
@@ -110,7 +110,7 @@ var resizeCases = []testCase{
 	}},
 }
 
-func (b *box) setDeadline(at time.Time) error {
+func (b *testSandbox) setDeadline(at time.Time) error {
 	d, ok := driver.As[driver.DeadlineSetter](b.inst)
 	if !ok {
 		b.Fatalf("deadline is declared, but the instance is no DeadlineSetter")
@@ -119,7 +119,7 @@ func (b *box) setDeadline(at time.Time) error {
 }
 
 // endsByLifetime waits for the end of the sandbox.
-func (b *box) endsByLifetime() {
+func (b *testSandbox) endsByLifetime() {
 	exit, err := b.inst.Wait(b.ctx)
 	b.ok("Wait", err)
 	if exit.Reason != sandbox.ReasonLifetime {
@@ -129,7 +129,7 @@ func (b *box) endsByLifetime() {
 
 // livesFor checks that the sandbox does not end for d, which is longer than its
 // earlier deadline.
-func (b *box) livesFor(d time.Duration) {
+func (b *testSandbox) livesFor(d time.Duration) {
 	ctx, cancel := context.WithTimeout(b.ctx, d)
 	defer cancel()
 	if exit, err := b.inst.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
@@ -147,13 +147,13 @@ func (t *caseT) short() time.Duration {
 // lives. It returns a lifetime that was long enough for that: on a busy machine
 // the sandbox may end before the first call returns, which is not the
 // provider's fault.
-func (t *caseT) shortLived(do func(*box) error) (*box, time.Duration) {
+func (t *caseT) shortLived(do func(*testSandbox) error) (*testSandbox, time.Duration) {
 	return t.shortLivedAt(t.provider, t.own, do)
 }
 
 // shortLivedAt is shortLived for another connection to the provider; own
 // destroys the sandbox at the end.
-func (t *caseT) shortLivedAt(p driver.Provider, own func(driver.Instance) *box, do func(*box) error) (*box, time.Duration) {
+func (t *caseT) shortLivedAt(p driver.Provider, own func(driver.Instance) *testSandbox, do func(*testSandbox) error) (*testSandbox, time.Duration) {
 	for life := t.short(); ; life *= 2 {
 		before := time.Now()
 		inst, err := p.Create(t.ctx, t.spec(func(s *sandbox.Spec) { s.Lifetime.Timeout = life }))
@@ -186,11 +186,11 @@ var deadlineCases = []testCase{
 		b.endsByLifetime()
 	}},
 	{"deadline/later", capDeadline, func(t *caseT) {
-		b, life := t.shortLived(func(b *box) error { return b.setDeadline(time.Now().Add(time.Hour)) })
+		b, life := t.shortLived(func(b *testSandbox) error { return b.setDeadline(time.Now().Add(time.Hour)) })
 		b.livesFor(3 * life / 2)
 	}},
 	{"deadline/never", capDeadline, func(t *caseT) {
-		b, life := t.shortLived(func(b *box) error { return b.setDeadline(time.Time{}) })
+		b, life := t.shortLived(func(b *testSandbox) error { return b.setDeadline(time.Time{}) })
 		b.livesFor(3 * life / 2)
 	}},
 	{"deadline/elsewhere", capDeadline, func(t *caseT) {
@@ -198,14 +198,14 @@ var deadlineCases = []testCase{
 			return // no other process can reach the sandbox
 		}
 		elsewhere := t.connect()
-		extend := func(b *box, by time.Duration) error {
+		extend := func(b *testSandbox, by time.Duration) error {
 			inst, err := elsewhere.Attach(t.ctx, b.inst.ID())
 			if err != nil {
 				return err
 			}
 			return t.attach(inst).setDeadline(time.Now().Add(by))
 		}
-		later, life := t.shortLived(func(b *box) error { return extend(b, time.Hour) })
+		later, life := t.shortLived(func(b *testSandbox) error { return extend(b, time.Hour) })
 		earlier := t.fresh()
 		t.ok("SetDeadline by another process", extend(earlier, t.short()))
 		later.livesFor(3 * life / 2)
@@ -218,7 +218,7 @@ var deadlineCases = []testCase{
 	}},
 }
 
-func (b *box) usage() sandbox.Usage {
+func (b *testSandbox) usage() sandbox.Usage {
 	m, ok := driver.As[driver.Meter](b.inst)
 	if !ok {
 		b.Fatalf("usage is declared, but the instance is no Meter")

@@ -45,7 +45,7 @@ func (t *caseT) server() (port string, met *atomic.Int64) {
 
 // reach connects from a program inside and returns the outcome: "hello",
 // "refused" or, after a while, "late".
-func (b *box) reach(host, port string) string {
+func (b *testSandbox) reach(host, port string) string {
 	args := b.h.Connect
 	if args == nil {
 		args = b.python(connector)
@@ -55,11 +55,11 @@ func (b *box) reach(host, port string) string {
 }
 
 // online creates a sandbox that may reach only these hosts.
-func (t *caseT) online(hosts ...string) *box {
+func (t *caseT) online(hosts ...string) *testSandbox {
 	return t.fresh(func(s *sandbox.Spec) { s.Network.Egress = hosts })
 }
 
-func (b *box) wantReach(host, port, want string) {
+func (b *testSandbox) wantReach(host, port, want string) {
 	if got := b.reach(host, port); got != want {
 		b.Errorf("connecting to %s, port %s: %q, want %q", host, port, got, want)
 	}

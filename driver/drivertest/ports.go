@@ -27,8 +27,8 @@ while True:
     threading.Thread(target=serve, args=(s.accept()[0],), daemon=True).start()
 `
 
-// dialer returns the box's driver.Dialer.
-func (b *box) dialer() driver.Dialer {
+// dialer returns the sandbox's driver.Dialer.
+func (b *testSandbox) dialer() driver.Dialer {
 	d, ok := driver.As[driver.Dialer](b.inst)
 	if !ok {
 		b.Fatalf("ports is declared, but the instance is no Dialer")
@@ -37,7 +37,7 @@ func (b *box) dialer() driver.Dialer {
 }
 
 // echo starts a server that ends with the case, and returns its port.
-func (b *box) echo() (uint16, driver.Process) {
+func (b *testSandbox) echo() (uint16, driver.Process) {
 	args := b.h.Echo
 	if args == nil {
 		args = b.python(echoServer)
@@ -51,7 +51,7 @@ func (b *box) echo() (uint16, driver.Process) {
 }
 
 // dial connects to a port; the connection is closed with the case.
-func (b *box) dial(port uint16) net.Conn {
+func (b *testSandbox) dial(port uint16) net.Conn {
 	conn, err := b.dialer().Dial(b.ctx, port)
 	if err != nil {
 		b.Fatalf("Dial: %v", b.vet(err))
@@ -82,7 +82,7 @@ func roundTrip(ctx context.Context, conn net.Conn, data []byte) ([]byte, error) 
 
 var portCases = []testCase{
 	{"ports/echo", capPorts, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		port, _ := b.echo()
 		for _, data := range [][]byte{[]byte("hello"), nil, pattern(size(t.suite, 4<<20, 64<<10))} {
 			got, err := roundTrip(t.ctx, b.dial(port), data)
@@ -91,7 +91,7 @@ var portCases = []testCase{
 		}
 	}},
 	{"ports/refused", capPorts, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		port, server := b.echo()
 		t.ok("Signal", server.Signal(t.ctx, 9))
 		b.wait(server)
@@ -102,7 +102,7 @@ var portCases = []testCase{
 		t.wantCode("Dial to a port without a listener", err, sandbox.CodeUnavailable)
 	}},
 	{"ports/canceled", capPorts, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		port, _ := b.echo()
 		ctx, cancel := context.WithCancel(t.ctx)
 		cancel()
@@ -113,7 +113,7 @@ var portCases = []testCase{
 		t.wantCode("Dial with a canceled context", err, sandbox.CodeCanceled)
 	}},
 	{"ports/outlives-context", capPorts, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		port, _ := b.echo()
 		ctx, cancel := context.WithCancel(t.ctx)
 		conn, err := b.dialer().Dial(ctx, port)
@@ -125,7 +125,7 @@ var portCases = []testCase{
 		t.sameBytes("what came back", got, []byte("still here"))
 	}},
 	{"ports/many", capPorts, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		port, _ := b.echo()
 		n := size(t.suite, 32, 4)
 		failed := make(chan error, n)
@@ -145,7 +145,7 @@ var portCases = []testCase{
 	}},
 	{"ports/stalled", capPorts, stalledConnection},
 	{"ports/deadline", capPorts, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		port, _ := b.echo()
 		conn := b.dial(port)
 		t.ok("SetReadDeadline", conn.SetReadDeadline(time.Now().Add(time.Millisecond)))
@@ -173,7 +173,7 @@ var portCases = []testCase{
 // stalledConnection checks that without a reader the writer blocks, other
 // connections work, and Close unblocks the writer.
 func stalledConnection(t *caseT) {
-	b := t.box()
+	b := t.sandbox()
 	port, _ := b.echo()
 	conn := b.dial(port)
 	wrote := make(chan int64, 1)

@@ -29,8 +29,8 @@ print(s.server_address[1], flush=True)
 s.serve_forever()
 `
 
-// previewer returns the box's driver.Previewer.
-func (b *box) previewer() driver.Previewer {
+// previewer returns the sandbox's driver.Previewer.
+func (b *testSandbox) previewer() driver.Previewer {
 	p, ok := driver.As[driver.Previewer](b.inst)
 	if !ok {
 		b.Fatalf("previews is declared, but the instance is no Previewer")
@@ -39,7 +39,7 @@ func (b *box) previewer() driver.Previewer {
 }
 
 // web starts an HTTP server that ends with the case, and returns its port.
-func (b *box) web() uint16 {
+func (b *testSandbox) web() uint16 {
 	p := b.start(sandbox.Command{Args: b.python(previewServer)})
 	port, err := strconv.ParseUint(strings.TrimSpace(b.readLines(p.Stdout()).next()), 10, 16)
 	if err != nil {
@@ -49,7 +49,7 @@ func (b *box) web() uint16 {
 }
 
 // preview requests a preview and checks that it has the requested properties.
-func (b *box) preview(port uint16, public bool) sandbox.Preview {
+func (b *testSandbox) preview(port uint16, public bool) sandbox.Preview {
 	p, err := b.previewer().Preview(b.ctx, sandbox.PreviewRequest{Port: port, Public: public})
 	if err != nil {
 		b.Fatalf("Preview: %v", b.vet(err))
@@ -99,7 +99,7 @@ func (t *caseT) wantShown(when string, want bool, p sandbox.Preview, token strin
 }
 
 // wantPreviews checks the list of previews.
-func (b *box) wantPreviews(want ...sandbox.Preview) {
+func (b *testSandbox) wantPreviews(want ...sandbox.Preview) {
 	all, err := b.previewer().Previews(b.ctx)
 	if err != nil {
 		b.Fatalf("Previews: %v", b.vet(err))

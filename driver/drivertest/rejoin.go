@@ -11,7 +11,7 @@ import (
 )
 
 // cut disconnects from a command as a lost connection does.
-func (b *box) cut(p driver.Process) {
+func (b *testSandbox) cut(p driver.Process) {
 	d, ok := driver.As[driver.Detacher](p)
 	if !ok {
 		b.Fatalf("rejoin is declared, but a process is no Detacher")
@@ -20,13 +20,13 @@ func (b *box) cut(p driver.Process) {
 }
 
 // rejoin reconnects to a command.
-func (b *box) rejoin(id string, from driver.Cursor) (driver.Process, driver.Cursor) {
+func (b *testSandbox) rejoin(id string, from driver.Cursor) (driver.Process, driver.Cursor) {
 	p, at, err := b.tryRejoin(id, from, false)
 	b.ok("Rejoin", err)
 	return p, at
 }
 
-func (b *box) tryRejoin(id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
+func (b *testSandbox) tryRejoin(id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
 	r, ok := driver.As[driver.Rejoiner](b.inst)
 	if !ok {
 		b.Fatalf("rejoin is declared, but the instance is no Rejoiner")
@@ -35,7 +35,7 @@ func (b *box) tryRejoin(id string, from driver.Cursor, skip bool) (driver.Proces
 }
 
 // held starts a command that waits for its disconnected caller.
-func (b *box) held(script string, hold time.Duration) driver.Process {
+func (b *testSandbox) held(script string, hold time.Duration) driver.Process {
 	return b.start(sandbox.Command{Args: []string{"sh", "-c", script}, Dir: b.dir, Stdin: true, Hold: hold})
 }
 
@@ -55,7 +55,7 @@ func writeNumbered(lines int) string {
 
 // hangsUp checks that a command whose caller is lost gets SIGHUP, so that it can
 // clean up, and that all its processes end with it.
-func (b *box) hangsUp(hold time.Duration) {
+func (b *testSandbox) hangsUp(hold time.Duration) {
 	p := b.start(sandbox.Command{
 		Shell: `(trap "" HUP; exec sleep 1000) & trap "echo x >hup; exit 3" HUP; echo $!; wait`,
 		Dir:   b.dir, Hold: hold,
@@ -71,7 +71,7 @@ func (b *box) hangsUp(hold time.Duration) {
 
 var rejoinCases = []testCase{
 	{"rejoin/output", capRejoin, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		const lines = 900_000 // more than is kept, and more than can be in transit
 		want := numbered(lines)
 		p := b.held(writeNumbered(lines)+"; echo done >&2; exit 7", time.Minute)
@@ -102,7 +102,7 @@ var rejoinCases = []testCase{
 		t.ok("Close", p.Close())
 	}},
 	{"rejoin/input", capRejoin, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.held("while read x; do echo got $x; done; echo end", time.Minute)
 		_, err := io.WriteString(p.Stdin(), "one\n")
 		t.ok("writing", err)
@@ -122,7 +122,7 @@ var rejoinCases = []testCase{
 		}
 	}},
 	{"rejoin/blocked-input", capRejoin, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		first := b.held("while [ ! -e go ]; do sleep 0.1; done; wc -c", time.Minute)
 		const total = 3 << 20 // far more than a pipe holds
 		input := bytes.Repeat([]byte("x"), total)
@@ -143,7 +143,7 @@ var rejoinCases = []testCase{
 		}
 	}},
 	{"rejoin/exit", capRejoin, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.held("echo said; exit 9", time.Minute)
 		b.wait(p)
 		b.cut(p)
@@ -154,7 +154,7 @@ var rejoinCases = []testCase{
 		t.ok("Close", p.Close())
 	}},
 	{"rejoin/takes-over", capRejoin, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		first := b.held("echo one; read x; echo two", time.Minute)
 		out := b.readLines(first.Stdout())
 		out.await("one")
@@ -171,7 +171,7 @@ var rejoinCases = []testCase{
 		}
 	}},
 	{"rejoin/close-after-takeover", capRejoin, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		first := b.held("echo one; read x; echo two", time.Minute)
 		b.readLines(first.Stdout()).await("one")
 		second, _ := b.rejoin(first.Info().ID, driver.Cursor{Stdout: 4})
@@ -187,27 +187,27 @@ var rejoinCases = []testCase{
 		t.ok("Close", second.Close())
 	}},
 	{"rejoin/close-ends-it", capRejoin, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.held("sleep 1000", time.Hour)
 		t.ok("Close", p.Close())
 		b.ended(p.Info().ID)
 	}},
 	{"rejoin/nobody-comes", capRejoin, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.held("sleep 1000", time.Millisecond)
 		b.cut(p)
 		b.ended(p.Info().ID)
 	}},
-	{"rejoin/hung-up-after-hold", capRejoin, func(t *caseT) { t.box().hangsUp(time.Millisecond) }},
-	{"rejoin/hung-up-at-once", capRejoin, func(t *caseT) { t.box().hangsUp(0) }},
+	{"rejoin/hung-up-after-hold", capRejoin, func(t *caseT) { t.sandbox().hangsUp(time.Millisecond) }},
+	{"rejoin/hung-up-at-once", capRejoin, func(t *caseT) { t.sandbox().hangsUp(0) }},
 	{"rejoin/hung-up-stopped", capRejoin, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.held("kill -STOP $$", time.Millisecond)
 		b.cut(p)
 		b.ended(p.Info().ID)
 	}},
 	{"rejoin/hung-up-writing", capRejoin, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Shell: "trap 'dd if=/dev/zero bs=65536 count=64 2>/dev/null; echo x >bye; exit' HUP; echo up; sleep 1000 & wait", Dir: b.dir})
 		b.readLines(p.Stdout()).await("up")
 		b.cut(p)
@@ -215,7 +215,7 @@ var rejoinCases = []testCase{
 		b.mustSh("[ -e bye ]")
 	}},
 	{"rejoin/background", capRejoin, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		const lines = 200_000 // more than a log keeps
 		id := b.background(writeNumbered(lines) + "; while [ ! -e go ]; do sleep 0.1; done; echo late")
 		want := numbered(lines)
@@ -239,7 +239,7 @@ var rejoinCases = []testCase{
 		}
 	}},
 	{"rejoin/refused", capRejoin, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		plain := b.start(sandbox.Command{Args: []string{"sleep", "1000"}})
 		held := b.held("sleep 1000", time.Minute)
 		for _, tt := range []struct {

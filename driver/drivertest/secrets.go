@@ -42,7 +42,7 @@ var secretCases = []testCase{
 		t.hidesLogs()
 	}},
 	{"secrets/command-env", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		env := map[string]string{"TOKEN": t.canary}
 		p := b.start(sandbox.Command{Args: []string{"sleep", "1000"}, Env: env})
 		t.hides("Process.Info", p.Info())
@@ -66,14 +66,14 @@ var secretCases = []testCase{
 	}},
 	{"secrets/not-in-argv", "", func(t *caseT) {
 		// Arguments of processes are visible inside; the environment is not.
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Args: []string{"sleep", "1000"}, Env: map[string]string{"TOKEN": t.canary}})
 		r := b.sh(`for f in /proc/[0-9]*/cmdline; do [ -r "$f" ] && cat "$f"; done 2>/dev/null; true`)
 		t.hides("the arguments of the sandbox's processes", r.stdout)
 		t.ok("Close", p.Close())
 	}},
 	{"secrets/stdin", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Args: []string{"cat"}, Stdin: true})
 		b.send(p, t.canary)
 		t.hides("Process.Info", p.Info())
@@ -85,7 +85,7 @@ var secretCases = []testCase{
 		t.hidesLogs()
 	}},
 	{"secrets/files", capFiles, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.write("f", t.canary)
 		t.hides("Stat", b.stat("f"))
 		_, err := b.files().Write(t.ctx, b.path("f"), strings.NewReader(t.canary), driver.WriteOptions{NoReplace: true})
@@ -97,7 +97,7 @@ var secretCases = []testCase{
 		t.hidesLogs()
 	}},
 	{"secrets/archive", capArchive, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		err := b.importTo(b.path("d"), t.tarball(file("ok", t.canary), file("../bad", t.canary)))
 		t.wantCode("Import", err, sandbox.CodeInvalid)
 		t.hidesLogs()
@@ -116,7 +116,7 @@ var secretCases = []testCase{
 }
 
 var concurrencyCases = []testCase{
-	{"concurrency/boxes", "", concurrentBoxes},
+	{"concurrency/boxes", "", concurrentSandboxes},
 	{"concurrency/exec-while-destroying", "", func(t *caseT) {
 		b := t.fresh()
 		n := size(t.suite, 16, 4)
@@ -193,7 +193,7 @@ var concurrencyCases = []testCase{
 		t.want(t.attach(winner).argv("echo", "alive"), "alive\n")
 	}},
 	{"concurrency/signal-and-exit", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		for range size(t.suite, 30, 3) {
 			p := b.start(sandbox.Command{Args: []string{"true"}})
 			if err := p.Signal(t.ctx, sigTERM); err != nil {
@@ -209,7 +209,7 @@ var concurrencyCases = []testCase{
 
 // runOnce runs one command; any goroutine may call it. It returns an error,
 // too, if the command was killed with its sandbox.
-func (b *box) runOnce() error {
+func (b *testSandbox) runOnce() error {
 	p, err := b.inst.Exec(b.ctx, &sandbox.Command{Args: []string{"echo", "x"}})
 	if err != nil {
 		return err
@@ -219,8 +219,8 @@ func (b *box) runOnce() error {
 	return err
 }
 
-// concurrentBoxes creates, uses and destroys several sandboxes concurrently.
-func concurrentBoxes(t *caseT) {
+// concurrentSandboxes creates, uses and destroys several sandboxes concurrently.
+func concurrentSandboxes(t *caseT) {
 	n := size(t.suite, 8, 3)
 	results := make(chan error, n)
 	specs := make([]*sandbox.Spec, n)
@@ -285,7 +285,7 @@ var aliasingCases = []testCase{
 		}
 	}},
 	{"aliasing/command", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		cmd := &sandbox.Command{Args: []string{"sh", "-c", `read x; echo "$A $1"`, "sh", "1"}, Env: map[string]string{"A": "1"}, Stdin: true}
 		p, err := b.inst.Exec(t.ctx, cmd)
 		t.ok("Exec", err)
@@ -302,7 +302,7 @@ var aliasingCases = []testCase{
 		t.want(b.finish(p), "1 1\n")
 	}},
 	{"aliasing/exit", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Shell: "exit 3"})
 		b.wait(p)
 		if exit := p.Info().Exit; exit != nil {
@@ -330,7 +330,7 @@ var aliasingCases = []testCase{
 		}
 	}},
 	{"aliasing/stdin", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Shell: "sleep 1; cat", Stdin: true})
 		buf := []byte("original")
 		if _, err := p.Stdin().Write(buf); err != nil {
@@ -341,7 +341,7 @@ var aliasingCases = []testCase{
 		t.want(b.finish(p), "original")
 	}},
 	{"aliasing/logs", capProcesses, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		id := b.background("echo original")
 		b.ended(id)
 		r, err := b.manager().Logs(t.ctx, id, driver.LogOptions{})

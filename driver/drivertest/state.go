@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (b *box) pause() error {
+func (b *testSandbox) pause() error {
 	p, ok := driver.As[driver.Pauser](b.inst)
 	if !ok {
 		b.Fatalf("pause is declared, but the instance is no Pauser")
@@ -20,21 +20,21 @@ func (b *box) pause() error {
 	return p.Pause(b.ctx)
 }
 
-func (b *box) resume() error {
+func (b *testSandbox) resume() error {
 	p, _ := driver.As[driver.Pauser](b.inst)
 	return p.Resume(b.ctx)
 }
 
 // snapshot takes a snapshot that is removed at the end of the case.
-func (b *box) snapshot(opts driver.SnapshotOptions) driver.SnapshotRef {
+func (b *testSandbox) snapshot(opts driver.SnapshotOptions) driver.SnapshotRef {
 	return b.fullSnapshot(opts).Ref
 }
 
-func (b *box) fullSnapshot(opts driver.SnapshotOptions) driver.Snapshot {
+func (b *testSandbox) fullSnapshot(opts driver.SnapshotOptions) driver.Snapshot {
 	if opts.ID == "" {
 		opts.ID = newSnapshotID()
 	}
-	resting := b.rests() && !opts.Stop
+	resting := b.snapshotsAtRest() && !opts.Stop
 	opts.Stop = opts.Stop || resting
 	s, err := b.trySnapshot(opts)
 	b.ok("Snapshot", err)
@@ -48,15 +48,15 @@ func (b *box) fullSnapshot(opts driver.SnapshotOptions) driver.Snapshot {
 	return s
 }
 
-// rests reports whether the provider can take snapshots only of sandboxes at
+// snapshotsAtRest reports whether the provider can take snapshots only of sandboxes at
 // rest.
-func (b *box) rests() bool {
+func (b *testSandbox) snapshotsAtRest() bool {
 	_, rests := driver.As[driver.RestingSnapshotter](b.inst)
 	return rests
 }
 
 // succeed continues a sandbox that a snapshot ended as a copy of itself.
-func (b *box) succeed(ref driver.SnapshotRef) {
+func (b *testSandbox) succeed(ref driver.SnapshotRef) {
 	heir, _ := b.restore(ref, func(s *sandbox.Spec) {
 		if b.spec != nil {
 			id, name := s.ID, s.Name
@@ -74,7 +74,7 @@ func kindOf(opts driver.SnapshotOptions) driver.SnapshotKind {
 	return driver.SnapshotFilesystem
 }
 
-func (b *box) trySnapshot(opts driver.SnapshotOptions) (driver.Snapshot, error) {
+func (b *testSandbox) trySnapshot(opts driver.SnapshotOptions) (driver.Snapshot, error) {
 	if opts.ID == "" {
 		opts.ID = newSnapshotID()
 	}
@@ -86,7 +86,7 @@ func (b *box) trySnapshot(opts driver.SnapshotOptions) (driver.Snapshot, error) 
 }
 
 // restore restores a sandbox and destroys it afterwards.
-func (t *caseT) restore(ref driver.SnapshotRef, change ...func(*sandbox.Spec)) (*box, driver.Restored) {
+func (t *caseT) restore(ref driver.SnapshotRef, change ...func(*sandbox.Spec)) (*testSandbox, driver.Restored) {
 	inst, how, err := t.tryRestore(t.spec(change...), ref)
 	if err != nil {
 		t.Fatalf("Restore: %v", t.vet(err))
@@ -122,7 +122,7 @@ func (t *caseT) refusesRestore(what string, ref driver.SnapshotRef, codes ...san
 const counter = `n=0; while read -r line; do n=$((n + 1)); echo "$line $n"; done`
 
 // count sends a line to a counter and checks the answer.
-func (b *box) count(p driver.Process, out *lines, word string, want int) {
+func (b *testSandbox) count(p driver.Process, out *lines, word string, want int) {
 	b.send(p, word+"\n")
 	if got := out.next(); got != word+" "+strconv.Itoa(want) {
 		b.Errorf("it answers %q and not %q", got, word+" "+strconv.Itoa(want))
@@ -252,7 +252,7 @@ var snapshotCases = []testCase{
 		p := b.start(sandbox.Command{Args: []string{"sh", "-c", counter}, Stdin: true})
 		out := b.readLines(p.Stdout())
 		b.count(p, out, "a", 1)
-		if b.rests() {
+		if b.snapshotsAtRest() {
 			_, err := b.trySnapshot(driver.SnapshotOptions{})
 			t.wantCode("Snapshot of what runs", err, sandbox.CodeConflict)
 			b.count(p, out, "b", 2)
@@ -514,7 +514,7 @@ var forkCases = []testCase{
 }
 
 // reconnect finds a background command in a copy of its sandbox.
-func (b *box) reconnect(id string) driver.Process {
+func (b *testSandbox) reconnect(id string) driver.Process {
 	m, ok := driver.As[driver.ProcessManager](b.inst)
 	if !ok {
 		b.Fatalf("memory is declared without processes")

@@ -13,7 +13,7 @@ import (
 
 var outputCases = []testCase{
 	{"output/separate", "", func(t *caseT) {
-		r := t.box().run(sandbox.Command{Shell: "echo out; echo err >&2; echo out2; echo err2 >&2"})
+		r := t.sandbox().run(sandbox.Command{Shell: "echo out; echo err >&2; echo out2; echo err2 >&2"})
 		if r.stdout != "out\nout2\n" || r.stderr != "err\nerr2\n" {
 			t.Errorf("%v", r)
 		}
@@ -27,17 +27,17 @@ var outputCases = []testCase{
 			fmt.Fprintf(&script, `\%03o`, i)
 		}
 		script.WriteString("'")
-		b := t.box()
+		b := t.sandbox()
 		t.sameBytes("stdout", []byte(b.run(sandbox.Command{Shell: script.String()}).stdout), want)
 		t.sameBytes("stderr", []byte(b.run(sandbox.Command{Shell: script.String() + " >&2"}).stderr), want)
 	}},
 	{"output/empty", "", func(t *caseT) {
-		if r := t.box().argv("true"); r.stdout+r.stderr != "" {
+		if r := t.sandbox().argv("true"); r.stdout+r.stderr != "" {
 			t.Errorf("%v", r)
 		}
 	}},
 	{"output/live", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Shell: "echo first; read x; echo second >&2; read x; echo third", Stdin: true})
 		out, errs := b.readLines(p.Stdout()), b.readLines(p.Stderr())
 		out.await("first")
@@ -49,7 +49,7 @@ var outputCases = []testCase{
 	}},
 	{"output/large", "", func(t *caseT) {
 		n := size[int64](t.suite, 100<<20, 4<<20)
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Args: []string{"dd", "if=/dev/zero", "bs=65536", fmt.Sprintf("count=%d", n/65536)}})
 		counter := &zeroCounter{}
 		go func() { _, _ = io.Copy(io.Discard, p.Stderr()) }()
@@ -62,7 +62,7 @@ var outputCases = []testCase{
 		t.wantExit(b.wait(p), 0, 0, sandbox.ReasonExited)
 	}},
 	{"output/large-both", "", func(t *caseT) {
-		r := t.box().run(sandbox.Command{Shell: `i=0; while [ $i -lt 3000 ]; do echo "out $i"; echo "err $i" >&2; i=$((i+1)); done`})
+		r := t.sandbox().run(sandbox.Command{Shell: `i=0; while [ $i -lt 3000 ]; do echo "out $i"; echo "err $i" >&2; i=$((i+1)); done`})
 		var out, errs strings.Builder
 		for i := range 3000 {
 			fmt.Fprintf(&out, "out %d\n", i)
@@ -72,7 +72,7 @@ var outputCases = []testCase{
 		t.sameBytes("stderr", []byte(r.stderr), []byte(errs.String()))
 	}},
 	{"output/read-after-exit", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Shell: "dd if=/dev/zero bs=1024 count=16 2>/dev/null; echo end; echo err >&2"})
 		t.wantExit(b.wait(p), 0, 0, sandbox.ReasonExited)
 		r := b.finish(p)
@@ -81,7 +81,7 @@ var outputCases = []testCase{
 		}
 	}},
 	{"output/read-late", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Shell: "dd if=/dev/zero bs=1024 count=1024 2>/dev/null; echo end"})
 		ctx, cancel := context.WithTimeout(t.ctx, 100*time.Millisecond)
 		defer cancel()
@@ -94,7 +94,7 @@ var outputCases = []testCase{
 		}
 	}},
 	{"output/one-stream-unread", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Shell: "echo out; echo err >&2; dd if=/dev/zero bs=1024 count=16 >&2 2>/dev/null"})
 		out, err := readAll(p.Stdout())
 		if err != nil || string(out) != "out\n" {
@@ -107,7 +107,7 @@ var outputCases = []testCase{
 		}
 	}},
 	{"output/inherited", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Shell: "(while [ ! -e go ]; do sleep 1; done; echo from the child) & echo from the parent", Dir: b.dir})
 		out := b.readLines(p.Stdout())
 		out.await("from the parent")
@@ -119,7 +119,7 @@ var outputCases = []testCase{
 		}
 	}},
 	{"output/eof-after-exit", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Args: []string{"echo", "x"}})
 		r := b.finish(p)
 		t.want(r, "x\n")
@@ -145,7 +145,7 @@ func (z *zeroCounter) Write(p []byte) (int, error) {
 
 var stdinCases = []testCase{
 	{"stdin/echo", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Args: []string{"cat"}, Stdin: true})
 		out := b.readLines(p.Stdout())
 		for i := range 5 {
@@ -156,7 +156,7 @@ var stdinCases = []testCase{
 		t.wantExit(b.wait(p), 0, 0, sandbox.ReasonExited)
 	}},
 	{"stdin/none", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Args: []string{"cat"}})
 		if p.Stdin() == nil {
 			t.Fatalf("Stdin is nil")
@@ -167,7 +167,7 @@ var stdinCases = []testCase{
 		t.want(b.finish(p), "")
 	}},
 	{"stdin/close-twice", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Args: []string{"cat"}, Stdin: true})
 		_ = p.Stdin().Close()
 		_ = p.Stdin().Close()
@@ -177,7 +177,7 @@ var stdinCases = []testCase{
 		}
 	}},
 	{"stdin/round-trip", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		want := pattern(size(t.suite, 16<<20, 1<<20))
 		p := b.start(sandbox.Command{Args: []string{"cat"}, Stdin: true})
 		sent := make(chan error, 1)
@@ -195,14 +195,14 @@ var stdinCases = []testCase{
 		}
 	}},
 	{"stdin/part-read", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Args: []string{"head", "-c", "5"}, Stdin: true})
 		b.send(p, "hello world")
 		_ = p.Stdin().Close()
 		t.want(b.finish(p), "hello")
 	}},
 	{"stdin/never-read", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Args: []string{"sleep", "1000"}, Stdin: true})
 		sent := make(chan struct{})
 		go func() {
@@ -217,7 +217,7 @@ var stdinCases = []testCase{
 		}
 	}},
 	{"stdin/after-exit", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Args: []string{"true"}, Stdin: true})
 		b.wait(p)
 		failed := make(chan error, 1)
@@ -235,7 +235,7 @@ var stdinCases = []testCase{
 		}
 	}},
 	{"stdin/not-shared", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Args: []string{"cat"}, Stdin: true})
 		q := b.start(sandbox.Command{Args: []string{"cat"}, Stdin: true})
 		b.send(p, "for p")

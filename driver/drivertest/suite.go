@@ -348,8 +348,8 @@ func (t *caseT) Fatalf(format string, args ...any) {
 }
 
 // python returns the command that runs a program for python3, or ends the case
-// as skipped if the box's image has none.
-func (b *box) python(program string) []string {
+// as skipped if the sandbox's image has none.
+func (b *testSandbox) python(program string) []string {
 	if b.argv("sh", "-c", "command -v python3").exit.Code != 0 {
 		b.Logf("needs python3: the sandbox's image has none")
 		b.mu.Lock()

@@ -12,21 +12,21 @@ func tty(script string) sandbox.Command {
 
 var terminalCases = []testCase{
 	{"terminal/is-terminal", capTerminal, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		r := b.run(tty("[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && echo terminal"))
 		t.want(r, "terminal\r\n")
 	}},
 	{"terminal/none-without-asking", "", func(t *caseT) {
-		t.want(t.box().run(sandbox.Command{Shell: "for i in 0 1 2; do [ -t $i ] || echo no; done", Stdin: true}), "no\nno\nno\n")
+		t.want(t.sandbox().run(sandbox.Command{Shell: "for i in 0 1 2; do [ -t $i ] || echo no; done", Stdin: true}), "no\nno\nno\n")
 	}},
 	{"terminal/merged", capTerminal, func(t *caseT) {
-		r := t.box().run(tty("echo out; echo err >&2; echo end"))
+		r := t.sandbox().run(tty("echo out; echo err >&2; echo end"))
 		if r.stdout != "out\r\nerr\r\nend\r\n" || r.stderr != "" {
 			t.Errorf("%v; want both streams merged into stdout", r)
 		}
 	}},
 	{"terminal/echo", capTerminal, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(tty(`read x; echo "got $x"`))
 		b.send(p, "hello\n")
 		r := b.finish(p)
@@ -35,10 +35,10 @@ var terminalCases = []testCase{
 		}
 	}},
 	{"terminal/size", capTerminal, func(t *caseT) {
-		t.want(t.box().run(tty("stty size")), "33 91\r\n")
+		t.want(t.sandbox().run(tty("stty size")), "33 91\r\n")
 	}},
 	{"terminal/resize", capTerminal, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(tty("trap 'echo winch; stty size; exit 0' WINCH; stty size; while :; do sleep 1; done"))
 		out := b.readLines(p.Stdout())
 		out.await("33 91")
@@ -48,12 +48,12 @@ var terminalCases = []testCase{
 		t.wantExit(b.wait(p), 0, 0, sandbox.ReasonExited)
 	}},
 	{"terminal/resize-without", "", func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(sandbox.Command{Args: []string{"sleep", "1000"}})
 		t.wantCode("Resize without a terminal", p.Resize(t.ctx, sandbox.WindowSize{Cols: 80, Rows: 24}), sandbox.CodeInvalid)
 	}},
 	{"terminal/interrupt", capTerminal, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(tty("trap 'echo got; exit 3' INT; echo ready; while :; do sleep 1; done"))
 		out := b.readLines(p.Stdout())
 		out.await("ready")
@@ -64,14 +64,14 @@ var terminalCases = []testCase{
 		t.wantExit(b.wait(p), 3, 0, sandbox.ReasonExited)
 	}},
 	{"terminal/interrupt-kills", capTerminal, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(tty("echo ready; exec sleep 1000"))
 		b.readLines(p.Stdout()).await("ready")
 		b.send(p, "\x03")
 		t.wantExit(b.wait(p), 128+sigINT, sigINT, sandbox.ReasonSignaled)
 	}},
 	{"terminal/eof", capTerminal, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(tty("cat >/dev/null; echo done"))
 		b.send(p, "some input\n")
 		t.ok("closing stdin", p.Stdin().Close())
@@ -83,20 +83,20 @@ var terminalCases = []testCase{
 	{"terminal/without-stdin", capTerminal, func(t *caseT) {
 		cmd := tty("cat >/dev/null; echo done")
 		cmd.Stdin = false
-		r := t.box().run(cmd)
+		r := t.sandbox().run(cmd)
 		if !strings.HasSuffix(r.stdout, "done\r\n") {
 			t.Errorf("%v; want cat to find an empty input", r)
 		}
 	}},
 	{"terminal/close-hangs-up", capTerminal, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(tty("echo $$; sleep 1000"))
 		pid := b.readLines(p.Stdout()).next()
 		t.ok("Close", p.Close())
 		b.diesToo(pid)
 	}},
 	{"terminal/info", capTerminal, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		p := b.start(tty("sleep 1000"))
 		if !p.Info().TTY {
 			t.Errorf("info does not mention the terminal: %+v", p.Info())

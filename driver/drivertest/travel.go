@@ -48,7 +48,7 @@ func (t *caseT) heirlooms() []byte {
 }
 
 // inventory describes a tree by exporting it.
-func (b *box) inventory(p string) []string {
+func (b *testSandbox) inventory(p string) []string {
 	var all []string
 	for _, m := range b.export(p, driver.ExportOptions{}) {
 		var attrs []string
@@ -238,7 +238,7 @@ var travelCases = []testCase{
 	{"fork/clock", capMemory, func(t *caseT) {
 		// The sandbox's clock must lie between two readings of ours, with the
 		// tolerance measured before.
-		shows := func(b *box) (early, late bool) {
+		shows := func(b *testSandbox) (early, late bool) {
 			before := time.Now().Unix()
 			said, err := strconv.ParseInt(strings.TrimSpace(b.mustSh("date +%s")), 10, 64)
 			t.ok("reading the clock", err)
@@ -273,7 +273,7 @@ var travelCases = []testCase{
 		ref := b.snapshot(driver.SnapshotOptions{Memory: true})
 		one, _ := t.restore(ref)
 		two, _ := t.restore(ref)
-		for _, who := range []*box{b, one, two} {
+		for _, who := range []*testSandbox{b, one, two} {
 			got, err := roundTrip(t.ctx, who.dial(uint16(port)), []byte("hello"))
 			t.ok("talking to a server that listened before", err)
 			t.sameBytes("what came back", got, []byte("hello"))

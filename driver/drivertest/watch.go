@@ -10,12 +10,12 @@ import (
 
 // watch watches a directory until the case ends.
 type watch struct {
-	*box
+	*testSandbox
 	events <-chan sandbox.FileEvent
 	cancel func()
 }
 
-func (b *box) watch(name string, recursive bool) *watch {
+func (b *testSandbox) watch(name string, recursive bool) *watch {
 	w, ok := driver.As[driver.Watcher](b.inst)
 	if !ok {
 		b.Fatalf("watch is declared, but the instance is no Watcher")
@@ -74,7 +74,7 @@ func (w *watch) closed() {
 
 var watchCases = []testCase{
 	{"watch/changes", capWatch, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("echo x >old")
 		w := b.watch("", false)
 		b.mustSh("mkdir d")
@@ -96,7 +96,7 @@ var watchCases = []testCase{
 		w.await(sandbox.OpRemove, "old")
 	}},
 	{"watch/api-changes", capWatch, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		w := b.watch("", false)
 		b.write("f", "x")
 		w.await(sandbox.OpCreate, "f")
@@ -107,7 +107,7 @@ var watchCases = []testCase{
 		w.await(sandbox.OpRemove, "g")
 	}},
 	{"watch/not-recursive", capWatch, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("mkdir d")
 		w := b.watch("", false)
 		b.mustSh("echo x >d/below; echo x >mark")
@@ -118,7 +118,7 @@ var watchCases = []testCase{
 		}
 	}},
 	{"watch/recursive", capWatch, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("mkdir -p a/b")
 		w := b.watch("", true)
 		b.mustSh("echo x >a/b/f")
@@ -131,7 +131,7 @@ var watchCases = []testCase{
 		w.await(sandbox.OpCreate, "x/y/z/f")
 	}},
 	{"watch/file", capWatch, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("echo x >f; echo x >other")
 		w := b.watch("f", false)
 		b.mustSh("echo y >>other; echo y >>f")
@@ -140,13 +140,13 @@ var watchCases = []testCase{
 		}
 	}},
 	{"watch/ends-with-context", capWatch, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		w := b.watch("", true)
 		w.cancel()
 		w.closed()
 	}},
 	{"watch/ends-with-removal", capWatch, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		b.mustSh("mkdir d")
 		w := b.watch("d", true)
 		b.mustSh("rm -r d")
@@ -159,7 +159,7 @@ var watchCases = []testCase{
 		w.closed()
 	}},
 	{"watch/missing", capWatch, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		w, ok := driver.As[driver.Watcher](b.inst)
 		if !ok {
 			t.Fatalf("watch is declared, but the instance is no Watcher")
@@ -168,7 +168,7 @@ var watchCases = []testCase{
 		t.wantCode("Watch", err, sandbox.CodeNotFound)
 	}},
 	{"watch/slow-receiver", capWatch, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		w := b.watch("", false)
 		n := size(t.suite, 5000, 500)
 		b.mustSh(`i=0; while [ $i -lt $1 ]; do : >"f$i"; i=$((i+1)); done; : >last`, fmt.Sprint(n))
@@ -197,7 +197,7 @@ var watchCases = []testCase{
 		}
 	}},
 	{"watch/several", capWatch, func(t *caseT) {
-		b := t.box()
+		b := t.sandbox()
 		one, two := b.watch("", false), b.watch("", true)
 		b.mustSh("echo x >f")
 		one.await(sandbox.OpCreate, "f")

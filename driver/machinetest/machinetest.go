@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/machine/agent"
 	"github.com/atoll-run/atoll/internal/machine/local"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
@@ -125,7 +125,7 @@ func (m *Machine) Connect() error {
 }
 
 func (m *Machine) serve(ready chan<- struct{}) func(context.Context, agent.Enrolled) (agent.Local, error) {
-	entry := registry.Entry{Name: "fake", Open: func(h registry.Host) (driver.Provider, error) {
+	entry := providerset.Entry{Name: "fake", Open: func(h providerset.Host) (driver.Provider, error) {
 		return fake.New(fake.Options{World: m.world, SnapshotDir: h.Snapshots, Fault: m.request}), nil
 	}}
 	return func(ctx context.Context, e agent.Enrolled) (agent.Local, error) {

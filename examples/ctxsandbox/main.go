@@ -36,25 +36,25 @@ const timeout = time.Minute
 // run is what the agent does.
 func run(ctx context.Context, sandboxes *ctxsandbox.SandboxClient, out io.Writer) (err error) {
 	labels := map[string]string{"team": "docs", "run": "7"}
-	box, err := sandboxes.Create(ctx, ctxsandbox.SandboxSpec{Labels: labels})
+	sandbox, err := sandboxes.Create(ctx, ctxsandbox.SandboxSpec{Labels: labels})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, box.Kill(ctx)) }()
+	defer func() { err = errors.Join(err, sandbox.Kill(ctx)) }()
 
-	res, err := box.Exec(ctx, "printf", []string{"%s\n", "one argument with spaces"}, timeout)
+	res, err := sandbox.Exec(ctx, "printf", []string{"%s\n", "one argument with spaces"}, timeout)
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "exec: %d %q\n", res.ExitCode, res.Output())
 
-	res, err = box.Shell(ctx, "echo to a log; exit 3", timeout)
+	res, err = sandbox.Shell(ctx, "echo to a log; exit 3", timeout)
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(out, "shell: %d %t %q\n", res.ExitCode, res.OK(), res.Output())
 
-	logs, err := box.Logs(ctx, 1)
+	logs, err := sandbox.Logs(ctx, 1)
 	if err != nil {
 		return err
 	}
@@ -64,7 +64,7 @@ func run(ctx context.Context, sandboxes *ctxsandbox.SandboxClient, out io.Writer
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(out, "list: %t\n", found.ID() == box.ID())
+		fmt.Fprintf(out, "list: %t\n", found.ID() == sandbox.ID())
 	}
 
 	res, err = sandboxes.RunShell(ctx, "echo $((6*7))", timeout, ctxsandbox.SandboxSpec{Labels: labels})

@@ -73,7 +73,7 @@ one.`,
 	}, slices.Concat(sandboxes.Commands(env), operate.Commands(env, operate.Parts{Up: a.Up, Restore: a.Restore, Accept: a.Accept, Machine: a.Machine, Program: a.Program}), host.Commands(env), []*cobra.Command{versionCmd(env)})...)
 	root.AddCommand(foreign()...)
 	root.AddGroup(
-		&cobra.Group{ID: resource.GroupBox, Title: "Sandboxes:"},
+		&cobra.Group{ID: resource.GroupSandbox, Title: "Sandboxes:"},
 		&cobra.Group{ID: resource.GroupDaemon, Title: "The daemon:"},
 		&cobra.Group{ID: resource.GroupMachine, Title: "This machine:"})
 	root.PersistentPreRunE = env.BeginInEngine

@@ -25,8 +25,8 @@ type Files interface {
 	driver.Archiver
 }
 
-// Box is a sandbox that runs.
-type Box interface {
+// Sandbox is a sandbox that runs.
+type Sandbox interface {
 	Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error)
 	Files() Files
 }
@@ -37,7 +37,7 @@ type Config struct {
 	// Find returns a sandbox that exists, by id or name, for the caller in ctx.
 	Find func(ctx context.Context, ref string) (sandbox.Sandbox, error)
 	// Open opens a running sandbox, until ctx ends.
-	Open func(ctx context.Context, ref string) (Box, error)
+	Open func(ctx context.Context, ref string) (Sandbox, error)
 }
 
 // Service searches, patches and reads repositories. It is safe for concurrent

@@ -194,12 +194,12 @@ of it'; git tag v1; git checkout -qb side; echo 2 >b; git add b; git commit -qm 
 	if err != nil {
 		t.Fatal(err)
 	}
-	tree := &repo{box: r.box, dir: filepath.Join(r.dir, strings.TrimSpace(string(where)))}
+	tree := &repo{sandbox: r.sandbox, dir: filepath.Join(r.dir, strings.TrimSpace(string(where)))}
 	put(t, filepath.Join(tree.dir, "deep/er/new"), "x")
 	if s := status(t, tree); s.Head != "side" || len(s.Files) != 1 || s.Files[0].Path != "deep/er/new" {
 		t.Errorf("worktree: %+v", s)
 	}
-	if d := worktree(t, &repo{box: r.box, dir: filepath.Join(tree.dir, "deep")}); len(d) != 1 || d["deep/er/new"].Additions != 1 {
+	if d := worktree(t, &repo{sandbox: r.sandbox, dir: filepath.Join(tree.dir, "deep")}); len(d) != 1 || d["deep/er/new"].Additions != 1 {
 		t.Errorf("difference in a directory of a worktree: %+v", d)
 	}
 	var blame *coding.GitBlame
@@ -216,7 +216,7 @@ of it'; git tag v1; git checkout -qb side; echo 2 >b; git add b; git commit -qm 
 		t.Errorf("without a commit: %v", err)
 	}
 	f := (*failed)(nil)
-	outside := &repo{box: r.box, dir: t.TempDir()}
+	outside := &repo{sandbox: r.sandbox, dir: t.TempDir()}
 	if _, err := outside.log(t.Context(), coding.GitLogOptions{}); !errors.As(err, &f) || unborn(err) || sandbox.CodeOf(told(err)) != sandbox.CodeConflict {
 		t.Errorf("outside: %v", err)
 	}

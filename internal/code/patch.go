@@ -78,11 +78,11 @@ func (s *Service) exclusively(ctx context.Context, ref string, do func(context.C
 	defer release()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	box, err := s.cfg.Open(ctx, string(found.ID))
+	sb, err := s.cfg.Open(ctx, string(found.ID))
 	if err != nil {
 		return err
 	}
-	return do(ctx, box.Files())
+	return do(ctx, sb.Files())
 }
 
 // Patch applies a patch: either all of it or nothing. A part that does not fit

@@ -13,10 +13,10 @@ import (
 )
 
 // service works on the files of the machine.
-func service(box *local) *Service {
+func service(sb *local) *Service {
 	return New(Config{
 		Find: func(context.Context, string) (sandbox.Sandbox, error) { return sandbox.Sandbox{ID: "sb-1"}, nil },
-		Open: func(context.Context, string) (Box, error) { return box, nil },
+		Open: func(context.Context, string) (Sandbox, error) { return sb, nil },
 	})
 }
 

@@ -30,9 +30,9 @@ var settings = []string{
 
 // repo is a directory of an open sandbox in which git is used.
 type repo struct {
-	box Box
-	id  sandbox.ID
-	dir string // empty: the working directory of the sandbox
+	sandbox Sandbox
+	id      sandbox.ID
+	dir     string // empty: the working directory of the sandbox
 }
 
 // git opens a sandbox to read a repository, until do returns.
@@ -54,21 +54,21 @@ func (s *Service) open(ctx context.Context, ref, dir string, do func(ctx context
 			return err
 		}
 	}
-	box, err := s.cfg.Find(ctx, ref)
+	sb, err := s.cfg.Find(ctx, ref)
 	if err != nil {
 		return err
 	}
-	return s.cfg.Guard.Do(ctx, ops.GitRead, guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: dir}, func(ctx context.Context) error {
-		if who.AllowIn(box.ID, ops.ProcessExec) != nil {
+	return s.cfg.Guard.Do(ctx, ops.GitRead, guard.Subject{Sandbox: sb.ID, Name: sb.Name, Subject: dir}, func(ctx context.Context) error {
+		if who.AllowIn(sb.ID, ops.ProcessExec) != nil {
 			reading := who
 			reading.Verbs = []key.Verb{key.Read, key.Exec}
 			ctx = guard.WithPrincipal(ctx, reading)
 		}
-		running, err := s.cfg.Open(ctx, string(box.ID))
+		running, err := s.cfg.Open(ctx, string(sb.ID))
 		if err != nil {
 			return err
 		}
-		return do(ctx, &repo{box: running, id: box.ID, dir: dir})
+		return do(ctx, &repo{sandbox: running, id: sb.ID, dir: dir})
 	})
 }
 
@@ -107,7 +107,7 @@ func (r *repo) git(ctx context.Context, read func(io.Reader) error, args ...stri
 
 // start starts a command. The caller closes it.
 func (r *repo) start(ctx context.Context, args []string, stdin bool, most time.Duration) (driver.Process, error) {
-	return r.box.Exec(ctx, sandbox.Command{
+	return r.sandbox.Exec(ctx, sandbox.Command{
 		Args: args, Dir: r.dir, Stdin: stdin, Timeout: most,
 		Env: map[string]string{"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "LC_ALL": "C"},
 	})

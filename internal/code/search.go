@@ -43,14 +43,14 @@ func (s *Service) Search(ctx context.Context, ref string, req coding.SearchReque
 	}
 	ctx, cancel := context.WithTimeout(ctx, searchTimeout)
 	defer cancel()
-	box, err := s.cfg.Open(ctx, ref)
+	sb, err := s.cfg.Open(ctx, ref)
 	if err != nil {
 		return out, err
 	}
 	if q.line == nil {
-		err = q.names(ctx, box.Files())
+		err = q.names(ctx, sb.Files())
 	} else {
-		err = q.contents(ctx, box.Files())
+		err = q.contents(ctx, sb.Files())
 	}
 	switch {
 	case errors.Is(err, errEnough):

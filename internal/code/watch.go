@@ -328,7 +328,7 @@ func (w *watch) follow() {
 	}
 	w.unwatch()
 	w.places, w.live = w.now.places, new(atomic.Bool)
-	files, ok := w.r.box.Files().(driver.Watcher)
+	files, ok := w.r.sandbox.Files().(driver.Watcher)
 	dirs := directories(w.places)
 	if !ok || len(dirs) == 0 {
 		return

@@ -17,18 +17,18 @@ import (
 	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
-// told is a Box whose changes of files are told by the test.
-type toldBox struct {
+// told is a Sandbox whose changes of files are told by the test.
+type toldSandbox struct {
 	local
 	watched chan string // a directory that is watched from now on
 	changes chan sandbox.FileEvent
 }
 
-var _ driver.Watcher = (*toldBox)(nil)
+var _ driver.Watcher = (*toldSandbox)(nil)
 
-func (b *toldBox) Files() Files { return b }
+func (b *toldSandbox) Files() Files { return b }
 
-func (b *toldBox) Watch(ctx context.Context, p string, recursive bool) (<-chan sandbox.FileEvent, error) {
+func (b *toldSandbox) Watch(ctx context.Context, p string, recursive bool) (<-chan sandbox.FileEvent, error) {
 	if !recursive {
 		return nil, errors.New("is not recursive")
 	}
@@ -146,16 +146,16 @@ func TestStatesOfAWatchedRepository(t *testing.T) {
 	main := repository(t, "git commit -q --allow-empty -m first")
 	tree := filepath.Join(t.TempDir(), "tree")
 	inside(t, main.dir, "git worktree add -q '"+tree+"' -b side")
-	box := &toldBox{watched: make(chan string, 8), changes: make(chan sandbox.FileEvent)}
+	sb := &toldSandbox{watched: make(chan string, 8), changes: make(chan sandbox.FileEvent)}
 	service := New(Config{})
-	s := watching(t, service, &repo{box: box, id: "1", dir: tree}, time.Hour)
-	change := func() { box.changes <- sandbox.FileEvent{Op: sandbox.OpCreate, Path: "x"} }
+	s := watching(t, service, &repo{sandbox: sb, id: "1", dir: tree}, time.Hour)
+	change := func() { sb.changes <- sandbox.FileEvent{Op: sandbox.OpCreate, Path: "x"} }
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		s.until(coding.GitWatch, func(e coding.GitEvent) bool { return e.Files == 1 })
 	}()
-	watched := []string{<-box.watched, <-box.watched, <-box.watched}
+	watched := []string{<-sb.watched, <-sb.watched, <-sb.watched}
 	if want := []string{resolved(t, tree), resolved(t, main.dir) + "/.git/worktrees/tree", resolved(t, main.dir) + "/.git"}; !slices.Equal(watched, want) {
 		t.Errorf("watched: %q, want %q", watched, want)
 	}
@@ -164,18 +164,18 @@ func TestStatesOfAWatchedRepository(t *testing.T) {
 	<-done
 
 	// A second watch has the same number for the same state.
-	t2 := watching(t, service, &repo{box: &local{}, id: "1", dir: tree}, time.Hour)
+	t2 := watching(t, service, &repo{sandbox: &local{}, id: "1", dir: tree}, time.Hour)
 	if t2.last.Revision != s.last.Revision {
 		t.Errorf("revisions of the same state: %d and %d", t2.last.Revision, s.last.Revision)
 	}
-	other := watching(t, service, &repo{box: &local{}, id: "2", dir: tree}, time.Hour)
+	other := watching(t, service, &repo{sandbox: &local{}, id: "2", dir: tree}, time.Hour)
 	if other.last.Revision <= s.last.Revision {
 		t.Errorf("a revision of another sandbox is %d after %d", other.last.Revision, s.last.Revision)
 	}
 
 	// What watches the files ends, so the status is polled.
 	put(t, filepath.Join(tree, "y"), "")
-	close(box.changes)
+	close(sb.changes)
 	s.until(coding.GitWatch, func(e coding.GitEvent) bool { return e.Files == 2 })
 }
 
@@ -225,7 +225,7 @@ func TestWatchesThatCannotBegin(t *testing.T) {
 	broken := t.TempDir()
 	inside(t, broken, "git init -q . && echo '[' >.git/config")
 	for name, dir := range map[string]string{"bare": bare, "broken": broken} {
-		if _, err := New(Config{}).watch(t.Context(), &repo{box: &local{}, dir: dir}); sandbox.CodeOf(told(err)) != sandbox.CodeConflict || !strings.Contains(err.Error(), "git failed: ") {
+		if _, err := New(Config{}).watch(t.Context(), &repo{sandbox: &local{}, dir: dir}); sandbox.CodeOf(told(err)) != sandbox.CodeConflict || !strings.Contains(err.Error(), "git failed: ") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -236,11 +236,11 @@ func TestWatchesThatCannotBegin(t *testing.T) {
 func TestWatchesOfClientsThatDoNotRead(t *testing.T) {
 	t.Parallel()
 	r := repository(t, "git commit -q --allow-empty -m first")
-	box := &toldBox{watched: make(chan string, 8), changes: make(chan sandbox.FileEvent)}
+	sb := &toldSandbox{watched: make(chan string, 8), changes: make(chan sandbox.FileEvent)}
 	service := New(Config{})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	w, err := service.watch(ctx, &repo{box: box, id: "1", dir: r.dir})
+	w, err := service.watch(ctx, &repo{sandbox: sb, id: "1", dir: r.dir})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,12 +264,12 @@ func TestWatchesOfClientsThatDoNotRead(t *testing.T) {
 	}()
 	<-got
 	reads <- struct{}{} // the files are watched from now on
-	<-box.watched
+	<-sb.watched
 	put(t, filepath.Join(r.dir, "x"), "")
-	box.changes <- sandbox.FileEvent{Op: sandbox.OpCreate, Path: "x"}
+	sb.changes <- sandbox.FileEvent{Op: sandbox.OpCreate, Path: "x"}
 	<-got
 	for range 10_000 { // more than fit anywhere
-		box.changes <- sandbox.FileEvent{Op: sandbox.OpWrite, Path: "x"}
+		sb.changes <- sandbox.FileEvent{Op: sandbox.OpWrite, Path: "x"}
 	}
 	cancel()
 	<-ended
@@ -289,8 +289,8 @@ func (s *Service) watches() int {
 func TestWatchesThatBreakOff(t *testing.T) {
 	t.Parallel()
 	for name, script := range map[string]string{"ended": "exit 0", "malformed": `printf 'x\0y\0'; sleep 1000`, "not from here": `printf '\0= x\0'; sleep 1000`} {
-		box := &scripted{script: script}
-		if _, err := New(Config{}).watch(t.Context(), &repo{box: box, dir: t.TempDir()}); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
+		sb := &scripted{script: script}
+		if _, err := New(Config{}).watch(t.Context(), &repo{sandbox: sb, dir: t.TempDir()}); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
@@ -62,7 +62,7 @@ func TestCreateIsAbandoned(t *testing.T) {
 			}))
 			t.Cleanup(hub.Close)
 			d := daemontest.New(t).Start(t, func(o *daemon.Options) {
-				o.Providers = []registry.Entry{{Name: "pulls", Open: func(registry.Host) (driver.Provider, error) {
+				o.Providers = []providerset.Entry{{Name: "pulls", Open: func(providerset.Host) (driver.Provider, error) {
 					return pulling{fetching{fake.New(fake.Options{Limited: true})}, hub.URL, late}, nil
 				}}}
 			})
@@ -90,11 +90,11 @@ func TestCreateIsAbandoned(t *testing.T) {
 			if !late {
 				close(answer)
 			}
-			box, err := c.Create(t.Context(), sandbox.Spec{Name: "box", Image: "debian:12"})
+			sb, err := c.Create(t.Context(), sandbox.Spec{Name: "box", Image: "debian:12"})
 			if err != nil {
 				t.Fatalf("its name is not free: %v", err)
 			}
-			if err := box.Destroy(t.Context()); err != nil {
+			if err := sb.Destroy(t.Context()); err != nil {
 				t.Error(err)
 			}
 		})
@@ -161,11 +161,11 @@ func TestAbandonedRequestsComeLate(t *testing.T) {
 	if code != http.StatusOK || !strings.Contains(text, `"name":"box"`) {
 		t.Errorf("what was made: %d %s, want the sandbox", code, text)
 	}
-	box, err := c.Get(t.Context(), "box")
+	sb, err := c.Get(t.Context(), "box")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := box.Destroy(t.Context()); err != nil {
+	if err := sb.Destroy(t.Context()); err != nil {
 		t.Error(err)
 	}
 	if code, text := send(admin, "two", true); code != http.StatusGone {

@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
@@ -292,17 +292,17 @@ func TestSnapshotsOfAService(t *testing.T) {
 	var log bytes.Buffer // written by the daemon until it is closed
 	d := m.Start(t, func(o *daemon.Options) {
 		o.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelError}))
-		o.Providers = []registry.Entry{{Name: "fake", Open: func(registry.Host) (driver.Provider, error) {
+		o.Providers = []providerset.Entry{{Name: "fake", Open: func(providerset.Host) (driver.Provider, error) {
 			p := fake.New(fake.Options{World: m.World, Limited: true, SnapshotDir: filepath.Join(m.Dir, "snapshots")})
 			return native{p, p}, nil
 		}}}
 	})
 	c := daemontest.Client(t, d)
-	box := create(t, c, sandbox.Spec{Name: "one"})
-	_, err := box.Snapshot(t.Context(), durable.SnapshotRequest{Name: "asked", Save: true})
+	sb := create(t, c, sandbox.Spec{Name: "one"})
+	_, err := sb.Snapshot(t.Context(), durable.SnapshotRequest{Name: "asked", Save: true})
 	wantCode(t, err, sandbox.CodeUnsupported)
 	for _, name := range []string{"kept"} {
-		if _, err := box.Snapshot(t.Context(), durable.SnapshotRequest{Name: name}); err != nil {
+		if _, err := sb.Snapshot(t.Context(), durable.SnapshotRequest{Name: name}); err != nil {
 			t.Fatal(err)
 		}
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {

@@ -55,40 +55,42 @@ func TestAttackForgedEnvelopes(t *testing.T) {
 	token := tokenOf(t, d, "evil", "admin")
 	attacker := daemontest.Bearer(t, d, token)
 	for name, change := range map[string]func(e *durable.Envelope){
-		"a sandbox of another tenant":            func(e *durable.Envelope) { e.Archive = nil },
-		"its archive alone":                      func(e *durable.Envelope) { e.Box, e.State = "", nil },
-		"its archive as the state of a provider": func(e *durable.Envelope) { e.Box, e.State = "", json.RawMessage(`{"sandboxId":"`+stolen.Box+`"}`) },
-		"an archive by a path":                   func(e *durable.Envelope) { e.Box, e.Archive.Ref = "", "../../../etc/passwd" },
-		"a tar that is none": func(e *durable.Envelope) {
-			e.Box, e.Archive.Kind, e.Archive.Ref, e.Archive.Hash = "", "tar", "se-000000000000000000000000.1", "sha256:00"
+		"a sandbox of another tenant": func(e *durable.Envelope) { e.Archive = nil },
+		"its archive alone":           func(e *durable.Envelope) { e.Sandbox, e.State = "", nil },
+		"its archive as the state of a provider": func(e *durable.Envelope) {
+			e.Sandbox, e.State = "", json.RawMessage(`{"sandboxId":"`+stolen.Sandbox+`"}`)
 		},
-		"a tar of a negative number": func(e *durable.Envelope) { e.Box, e.Archive.Kind, e.Archive.Ref = "", "tar", "se-0.-1" },
-		"an archive of elsewhere":    func(e *durable.Envelope) { e.Box, e.Archive.Binding = "", "another-installation" },
+		"an archive by a path": func(e *durable.Envelope) { e.Sandbox, e.Archive.Ref = "", "../../../etc/passwd" },
+		"a tar that is none": func(e *durable.Envelope) {
+			e.Sandbox, e.Archive.Kind, e.Archive.Ref, e.Archive.Hash = "", "tar", "se-000000000000000000000000.1", "sha256:00"
+		},
+		"a tar of a negative number": func(e *durable.Envelope) { e.Sandbox, e.Archive.Kind, e.Archive.Ref = "", "tar", "se-0.-1" },
+		"an archive of elsewhere":    func(e *durable.Envelope) { e.Sandbox, e.Archive.Binding = "", "another-installation" },
 		"another installation":       func(e *durable.Envelope) { e.Archive, e.Binding = nil, "another-installation/account-1" },
 		"no installation":            func(e *durable.Envelope) { e.Archive, e.Binding = nil, "" },
 		"a workspace of another tenant": func(e *durable.Envelope) {
-			e.Box, e.Archive, e.Spec.Workspaces = "", nil, []sandbox.WorkspaceMount{{Name: "theirs", Path: "/w"}}
+			e.Sandbox, e.Archive, e.Spec.Workspaces = "", nil, []sandbox.WorkspaceMount{{Name: "theirs", Path: "/w"}}
 		},
 		"a snapshot of another tenant": func(e *durable.Envelope) {
-			e.Box, e.Archive, e.Spec.Snapshot, e.Spec.Image = "", nil, stolen.Archive.Ref, ""
+			e.Sandbox, e.Archive, e.Spec.Snapshot, e.Spec.Image = "", nil, stolen.Archive.Ref, ""
 		},
 		"a profile of another tenant": func(e *durable.Envelope) {
-			e.Box, e.Archive, e.Spec.Network = "", nil, sandbox.Network{Profile: "theirs"}
+			e.Sandbox, e.Archive, e.Spec.Network = "", nil, sandbox.Network{Profile: "theirs"}
 		},
 		"a secret of another tenant": func(e *durable.Envelope) {
-			e.Box, e.Archive, e.Spec.Secrets = "", nil, []sandbox.SecretRef{{Name: "theirs", Env: "TOKEN"}}
+			e.Sandbox, e.Archive, e.Spec.Secrets = "", nil, []sandbox.SecretRef{{Name: "theirs", Env: "TOKEN"}}
 		},
 		"files of the machine": func(e *durable.Envelope) {
-			e.Box, e.Archive, e.Spec.Mounts = "", nil, []sandbox.Mount{{Source: "/", Target: "/host"}}
+			e.Sandbox, e.Archive, e.Spec.Mounts = "", nil, []sandbox.Mount{{Source: "/", Target: "/host"}}
 		},
-		"a provider that is not there": func(e *durable.Envelope) { e.Box, e.Archive, e.Backend = "", nil, "../host" },
-		"the provider of the owner":    func(e *durable.Envelope) { e.Box, e.Archive, e.Backend = "", nil, "host" },
+		"a provider that is not there": func(e *durable.Envelope) { e.Sandbox, e.Archive, e.Backend = "", nil, "../host" },
+		"the provider of the owner":    func(e *durable.Envelope) { e.Sandbox, e.Archive, e.Backend = "", nil, "host" },
 		"labels that Atoll keeps": func(e *durable.Envelope) {
-			e.Box, e.Archive, e.Spec.Labels = "", nil, map[string]string{"atoll.session-archive": "x"}
+			e.Sandbox, e.Archive, e.Spec.Labels = "", nil, map[string]string{"atoll.session-archive": "x"}
 		},
-		"a lifetime that is over":       func(e *durable.Envelope) { e.Box, e.Archive, e.Spec.Lifetime.Timeout = "", nil, -time.Second },
-		"a sandbox of an odd name":      func(e *durable.Envelope) { e.Archive, e.Box = nil, "../../agent" },
-		"a sandbox of a very long name": func(e *durable.Envelope) { e.Archive, e.Box = nil, strings.Repeat("x", 1<<20) },
+		"a lifetime that is over":       func(e *durable.Envelope) { e.Sandbox, e.Archive, e.Spec.Lifetime.Timeout = "", nil, -time.Second },
+		"a sandbox of an odd name":      func(e *durable.Envelope) { e.Archive, e.Sandbox = nil, "../../agent" },
+		"a sandbox of a very long name": func(e *durable.Envelope) { e.Archive, e.Sandbox = nil, strings.Repeat("x", 1<<20) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := stolen
@@ -115,8 +117,8 @@ func TestAttackForgedEnvelopes(t *testing.T) {
 		}
 	}
 	for body, want := range map[string]int{ // without a holder nothing would be made at once
-		`{"envelope":{"version":1,"backend":"fake","box":"` + stolen.Box + `","binding":"` + stolen.Binding + `","spec":{}}}`: http.StatusNotFound,
-		`{"envelope":{"version":1,"backend":"nowhere","spec":{}}}`:                                                            http.StatusBadRequest,
+		`{"envelope":{"version":1,"backend":"fake","box":"` + stolen.Sandbox + `","binding":"` + stolen.Binding + `","spec":{}}}`: http.StatusNotFound,
+		`{"envelope":{"version":1,"backend":"nowhere","spec":{}}}`:                                                                http.StatusBadRequest,
 	} {
 		if got := statusWith(t, d, token, http.MethodPost, "/v1/sessions/resume", body); got != want {
 			t.Errorf("%s: %d, want %d", body, got, want)
@@ -150,14 +152,16 @@ func TestAttackEnvelopeOfAFreerTime(t *testing.T) {
 	}
 	old, err := s.Envelope(t.Context())
 	ok(t, err)
-	ok(t, c.Remove(t.Context(), old.Box))
+	ok(t, c.Remove(t.Context(), old.Sandbox))
 	ok(t, os.WriteFile(file, []byte("policies:\n  - {name: small, memory: 1g}\n"), 0o600))
 	ok(t, d.Reload(t.Context()))
 	for name, change := range map[string]func(*durable.Envelope){
-		"as it is":     func(*durable.Envelope) {},
-		"without box":  func(e *durable.Envelope) { e.Box, e.State = "", nil },
-		"only a spec":  func(e *durable.Envelope) { e.Box, e.State, e.Archive = "", nil, nil },
-		"and a larger": func(e *durable.Envelope) { e.Box, e.State, e.Archive, e.Spec.Resources.Memory = "", nil, nil, 8<<30 },
+		"as it is":    func(*durable.Envelope) {},
+		"without box": func(e *durable.Envelope) { e.Sandbox, e.State = "", nil },
+		"only a spec": func(e *durable.Envelope) { e.Sandbox, e.State, e.Archive = "", nil, nil },
+		"and a larger": func(e *durable.Envelope) {
+			e.Sandbox, e.State, e.Archive, e.Spec.Resources.Memory = "", nil, nil, 8<<30
+		},
 	} {
 		e := old
 		change(&e)
@@ -183,11 +187,11 @@ func TestAttackArchiveThatIsNone(t *testing.T) {
 	s := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
 	e, err := s.Envelope(t.Context())
 	ok(t, err)
-	box, err := c.Create(t.Context(), sandbox.Spec{Name: "golden"}, atoll.CreateOptions{})
+	sb, err := c.Create(t.Context(), sandbox.Spec{Name: "golden"}, atoll.CreateOptions{})
 	ok(t, err)
-	_, err = box.Snapshot(t.Context(), durable.SnapshotRequest{Name: "golden"})
+	_, err = sb.Snapshot(t.Context(), durable.SnapshotRequest{Name: "golden"})
 	ok(t, err)
-	e.Box, e.State = "", nil
+	e.Sandbox, e.State = "", nil
 	e.Archive = &durable.Archive{Kind: "snapshot", Ref: "golden", Provider: e.Backend, Binding: strings.Split(e.Binding, "/")[0]}
 	forged, err := c.Sessions().Resume(t.Context(), e, atoll.SessionOptions{Name: "forged"})
 	ok(t, err)
@@ -321,10 +325,10 @@ func TestAttackReaderOfTheDatabase(t *testing.T) {
 	token := tokenOf(t, d, "acme", "admin")
 	c := daemontest.Bearer(t, d, token)
 	ok(t, ignoring(c.CreateSecret(t.Context(), durable.NewSecret{Name: "token", Value: []byte(canary), Hosts: []string{"a.example"}})))
-	box, err := c.Create(t.Context(), sandbox.Spec{Name: "one", Env: map[string]string{"PASSWORD": canary}}, atoll.CreateOptions{IdempotencyKey: "k"})
+	sb, err := c.Create(t.Context(), sandbox.Spec{Name: "one", Env: map[string]string{"PASSWORD": canary}}, atoll.CreateOptions{IdempotencyKey: "k"})
 	ok(t, err)
-	ok(t, ignoring(box.Run(t.Context(), sandbox.Command{Shell: "true " + canary, Env: map[string]string{"X": canary}}, atoll.RunOptions{})))
-	ok(t, ignoring(box.Files().Write(t.Context(), "/x", strings.NewReader(canary), atoll.WriteOptions{})))
+	ok(t, ignoring(sb.Run(t.Context(), sandbox.Command{Shell: "true " + canary, Env: map[string]string{"X": canary}}, atoll.RunOptions{})))
+	ok(t, ignoring(sb.Files().Write(t.Context(), "/x", strings.NewReader(canary), atoll.WriteOptions{})))
 	ok(t, ignoring(c.CreateWorkspace(t.Context(), durable.NewWorkspace{Name: "w", Encrypted: true})))
 	s := openSession(t, c, sandbox.Spec{Env: map[string]string{"PASSWORD": canary}}, atoll.SessionOptions{Name: "agent"})
 	runShell(t, s, "echo $PASSWORD")

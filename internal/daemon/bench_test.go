@@ -79,8 +79,8 @@ func BenchmarkList10000(b *testing.B) {
 	c := daemontest.Client(b, m.Start(b, nil))
 	if err := m.Store(b).Update(ctx, func(tx *store.Tx) error {
 		for i := range n {
-			box := store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: sandbox.ID(fmt.Sprint("sb-", i)), Name: fmt.Sprint("b", i), State: sandbox.Running, Provider: "fake", Node: "elsewhere", Labels: map[string]string{"app": "web", "tier": fmt.Sprint(i % 7)}, Resources: sandbox.Resources{CPUs: 1, Memory: 1 << 30}}}}
-			if _, _, err := tx.Sandboxes().Create(ctx, "default", box, store.Create{}); err != nil {
+			sb := store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: sandbox.ID(fmt.Sprint("sb-", i)), Name: fmt.Sprint("b", i), State: sandbox.Running, Provider: "fake", Node: "elsewhere", Labels: map[string]string{"app": "web", "tier": fmt.Sprint(i % 7)}, Resources: sandbox.Resources{CPUs: 1, Memory: 1 << 30}}}}
+			if _, _, err := tx.Sandboxes().Create(ctx, "default", sb, store.Create{}); err != nil {
 				return err
 			}
 		}
@@ -114,12 +114,12 @@ func BenchmarkList10000(b *testing.B) {
 // BenchmarkExecTogether has 50 clients run commands in as many sandboxes,
 // which cost next to nothing: it is how many the daemon itself can carry.
 func BenchmarkExecTogether(b *testing.B) {
-	const boxes = 50
+	const count = 50
 	ctx := context.Background()
 	c := daemontest.Client(b, daemontest.New(b).Start(b, nil))
 	work := make(chan struct{})
 	var wg sync.WaitGroup
-	for range boxes {
+	for range count {
 		s, err := c.Create(ctx, sandbox.Spec{}, atoll.CreateOptions{})
 		if err != nil {
 			b.Fatal(err)

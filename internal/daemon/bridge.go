@@ -56,17 +56,17 @@ func (d *Daemon) bridgeServices() bridgeapi.Services {
 	}
 }
 
-// bridgeBox adapts a sandbox to the bridge API.
-type bridgeBox struct{ *exec.Handle }
+// bridgeSandbox adapts a sandbox to the bridge API.
+type bridgeSandbox struct{ *exec.Handle }
 
-func (b bridgeBox) Files() bridgeapi.Files { return b.Sandbox.Files() }
+func (b bridgeSandbox) Files() bridgeapi.Files { return b.Sandbox.Files() }
 
-func (d *Daemon) openForBridge(ctx context.Context, ref string) (bridgeapi.Box, error) {
+func (d *Daemon) openForBridge(ctx context.Context, ref string) (bridgeapi.Sandbox, error) {
 	b, err := d.services.Exec.Open(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	return bridgeBox{b}, nil
+	return bridgeSandbox{b}, nil
 }
 
 // Bridge returns the address of the bridge API, nil if it is disabled.

@@ -64,10 +64,10 @@ func (c bridgeClient) create() string {
 
 // exec runs a command, and returns its output and the name and data of the last
 // event.
-func (c bridgeClient) exec(box string, args ...string) (stdout, stderr, last, data string) {
+func (c bridgeClient) exec(sb string, args ...string) (stdout, stderr, last, data string) {
 	c.t.Helper()
 	body, _ := json.Marshal(map[string]any{"argv": args, "timeout_ms": 30000})
-	a := c.want(200, "", c.do("POST", box+"/exec", string(body)))
+	a := c.want(200, "", c.do("POST", sb+"/exec", string(body)))
 	if kind := a.header.Get("Content-Type"); kind != "text/event-stream" {
 		c.t.Fatalf("content type %q", kind)
 	}
@@ -99,11 +99,11 @@ func (c bridgeClient) events(stream []byte) (stdout, stderr, last, data string) 
 
 func TestAttackBridgeWantsKeys(t *testing.T) {
 	_, c, other := startBridge(t)
-	box := c.create()
+	sb := c.create()
 	c.want(200, "", c.call("GET", "/health", ""))
 	for _, route := range []string{
-		"POST /v1/sandbox", "GET /v1/openapi.json", "GET /nowhere", "DELETE " + box, "GET " + box + "/running", "POST " + box + "/exec", "GET " + box + "/file/workspace/x", "PUT " + box + "/file/workspace/x",
-		"POST " + box + "/persist", "POST " + box + "/hydrate", "GET " + box + "/pty", "POST " + box + "/mount", "POST " + box + "/unmount", "POST " + box + "/session", "POST " + box + "/tunnel/8080", "GET " + box + "/nowhere",
+		"POST /v1/sandbox", "GET /v1/openapi.json", "GET /nowhere", "DELETE " + sb, "GET " + sb + "/running", "POST " + sb + "/exec", "GET " + sb + "/file/workspace/x", "PUT " + sb + "/file/workspace/x",
+		"POST " + sb + "/persist", "POST " + sb + "/hydrate", "GET " + sb + "/pty", "POST " + sb + "/mount", "POST " + sb + "/unmount", "POST " + sb + "/session", "POST " + sb + "/tunnel/8080", "GET " + sb + "/nowhere",
 	} {
 		method, path, _ := strings.Cut(route, " ")
 		for _, headers := range [][]string{nil, {"Authorization", ""}, {"Authorization", "Bearer " + c.key + "0"}, {"Authorization", "Basic " + c.key}, {"X-API-Key", c.key}} {
@@ -113,15 +113,15 @@ func TestAttackBridgeWantsKeys(t *testing.T) {
 			}
 		}
 	}
-	c.want(401, "unauthorized", c.call("GET", box+"/running?authorization=Bearer%20"+c.key, "")) // but for terminals
+	c.want(401, "unauthorized", c.call("GET", sb+"/running?authorization=Bearer%20"+c.key, "")) // but for terminals
 	// Another tenant's sandbox with the same id is another one.
-	c.want(200, "", c.do("PUT", box+"/file/workspace/x", "mine"))
-	if a := c.want(200, "", other.do("GET", box+"/running", "")); a.fields["running"] != false {
+	c.want(200, "", c.do("PUT", sb+"/file/workspace/x", "mine"))
+	if a := c.want(200, "", other.do("GET", sb+"/running", "")); a.fields["running"] != false {
 		t.Errorf("another tenant's sandbox: %s", a.body)
 	}
-	other.want(404, "workspace_read_not_found", other.do("GET", box+"/file/workspace/x", ""))
-	other.want(204, "", other.do("DELETE", box, ""))
-	if a := c.want(200, "", c.do("GET", box+"/file/workspace/x", "")); string(a.body) != "mine" {
+	other.want(404, "workspace_read_not_found", other.do("GET", sb+"/file/workspace/x", ""))
+	other.want(204, "", other.do("DELETE", sb, ""))
+	if a := c.want(200, "", c.do("GET", sb+"/file/workspace/x", "")); string(a.body) != "mine" {
 		t.Errorf("the file holds %q", a.body)
 	}
 }
@@ -130,7 +130,7 @@ func TestAttackBridgeWantsKeys(t *testing.T) {
 // that may not run commands and for pages of other origins.
 func TestAttackBridgeTerminal(t *testing.T) {
 	owner, c, _ := startBridge(t)
-	box := c.create()
+	sb := c.create()
 	upgrade := []string{"Connection", "Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "AAAAAAAAAAAAAAAAAAAAAA=="}
 	for what, verbs := range map[string][]string{"reads": {"read"}, "reads and writes": {"read", "write"}} {
 		k, err := owner.Admin().CreateKey(t.Context(), operator.NewKey{Verbs: verbs})
@@ -138,21 +138,21 @@ func TestAttackBridgeTerminal(t *testing.T) {
 			t.Fatal(err)
 		}
 		few := bridgeClient{c.e2bClient, k.Token}
-		a := few.want(403, "forbidden", few.do("GET", box+"/pty", "", upgrade...))
+		a := few.want(403, "forbidden", few.do("GET", sb+"/pty", "", upgrade...))
 		if strings.Contains(string(a.body), k.Token) {
 			t.Errorf("a key that %s: the answer has the key", what)
 		}
 	}
 	for _, headers := range [][]string{{"Origin", "https://evil.example"}, {"Origin", "null"}, {"Sec-Fetch-Site", "cross-site"}} {
-		c.want(403, "forbidden", c.do("GET", box+"/pty", "", append(headers, upgrade...)...))
-		c.want(403, "forbidden", c.do("POST", box+"/exec", `{"argv":["true"]}`, headers...))
+		c.want(403, "forbidden", c.do("GET", sb+"/pty", "", append(headers, upgrade...)...))
+		c.want(403, "forbidden", c.do("POST", sb+"/exec", `{"argv":["true"]}`, headers...))
 	}
 }
 
 func TestBridgeRefuses(t *testing.T) {
 	_, c, _ := startBridge(t)
-	box := c.create()
-	if _, _, last, _ := c.exec(box, "ln", "-s", "/etc", "/workspace/out"); last != "exit" {
+	sb := c.create()
+	if _, _, last, _ := c.exec(sb, "ln", "-s", "/etc", "/workspace/out"); last != "exit" {
 		t.Fatal(last)
 	}
 	for _, r := range []struct {
@@ -163,69 +163,69 @@ func TestBridgeRefuses(t *testing.T) {
 		{"GET /v1/sandbox/no%20id/running", "", 400, "invalid_request"},
 		{"GET /v1/sandbox/" + strings.Repeat("a", 129) + "/running", "", 400, "invalid_request"},
 		{"GET /v1/sandbox/", "", 400, "invalid_request"},
-		{"GET " + box, "", 404, "invalid_request"},
-		{"POST " + box + "/running", "", 404, "invalid_request"},
-		{"GET " + box + "/running/x", "", 404, "invalid_request"},
+		{"GET " + sb, "", 404, "invalid_request"},
+		{"POST " + sb + "/running", "", 404, "invalid_request"},
+		{"GET " + sb + "/running/x", "", 404, "invalid_request"},
 		{"GET /v1/nowhere", "", 404, "invalid_request"},
 		{"POST /v1/sandbox", `{`, 400, "invalid_request"},
 		{"POST /v1/sandbox", `{"mounts":[{"bucket":"b","mountPath":"/workspace/d","options":{"endpoint":"https://s3.example"}}]}`, 502, "mount_error"},
-		{"POST " + box + "/exec", ``, 400, "invalid_request"},
-		{"POST " + box + "/exec", `{"argv":`, 400, "invalid_request"},
-		{"POST " + box + "/exec", `{"argv":[]}`, 400, "invalid_request"},
-		{"POST " + box + "/exec", `{"argv":"ls"}`, 400, "invalid_request"},
-		{"POST " + box + "/exec", `{"argv":[""]}`, 400, "invalid_request"},
-		{"POST " + box + "/exec", `{"argv":["a\u0000"]}`, 400, "invalid_request"},
-		{"POST " + box + "/exec", `{"argv":["ls"],"timeout_ms":-1}`, 400, "invalid_request"},
-		{"POST " + box + "/exec", `{"argv":["ls"],"timeout_ms":"1"}`, 400, "invalid_request"},
-		{"POST " + box + "/exec", `{"argv":["ls"],"cwd":"/etc"}`, 403, "invalid_request"},
-		{"POST " + box + "/exec", `{"argv":["ls"],"cwd":"out"}`, 403, "invalid_request"},
-		{"POST " + box + "/exec", `{"argv":["` + strings.Repeat("x", 9<<20) + `"]}`, 413, "payload_too_large"},
-		{"GET " + box + "/file/", "", 400, "invalid_request"},
-		{"GET " + box + "/file/workspace/missing", "", 404, "workspace_read_not_found"},
-		{"GET " + box + "/file/workspace/../etc/hostname", "", 403, "invalid_request"},
-		{"GET " + box + "/file/etc/hostname", "", 403, "invalid_request"},
-		{"GET " + box + "/file/workspace/out/hostname", "", 403, "invalid_request"},
-		{"GET " + box + "/file/workspace", "", 400, "invalid_request"},
-		{"PUT " + box + "/file/workspace/out/x", "x", 403, "invalid_request"},
-		{"PUT " + box + "/file/tmp/x", "x", 403, "invalid_request"},
-		{"POST " + box + "/persist?excludes=a,../b", "", 400, "invalid_request"},
-		{"POST " + box + "/hydrate", "", 400, "invalid_request"},
-		{"POST " + box + "/hydrate", "this is no archive", 400, "invalid_request"},
-		{"GET " + box + "/pty", "", 400, "invalid_request"},
-		{"POST " + box + "/mount", `{"mountPath":"data","binding":"b"}`, 400, "invalid_request"},
-		{"POST " + box + "/mount", `{"mountPath":"/workspace/d"}`, 400, "invalid_request"},
-		{"POST " + box + "/mount", `{"mountPath":"/workspace/d","options":{"endpoint":"https://s3.example"}}`, 400, "invalid_request"},
-		{"POST " + box + "/mount", `{"mountPath":"/workspace/d","bucket":"b","options":{"endpoint":"https://s3.example","credentials":{"accessKeyId":"canary","secretAccessKey":"canary"}}}`, 502, "mount_error"},
-		{"POST " + box + "/mount", `{"mountPath":"/workspace/d","binding":"b"}`, 502, "mount_error"},
-		{"POST " + box + "/unmount", `{"mountPath":"/"}`, 400, "invalid_request"},
-		{"POST " + box + "/unmount", `{"mountPath":"/workspace/d"}`, 502, "unmount_error"},
-		{"POST " + box + "/session", `{`, 400, "invalid_request"},
-		{"POST " + box + "/session", `{"id":"a/b"}`, 400, "invalid_request"},
-		{"POST " + box + "/session", `{"id":".."}`, 400, "invalid_request"},
-		{"POST " + box + "/session", `{"id":"` + strings.Repeat("a", 129) + `"}`, 400, "invalid_request"},
-		{"POST " + box + "/session", `{"id":7}`, 400, "invalid_request"},
-		{"POST " + box + "/session", `{"cwd":"/etc"}`, 403, "invalid_request"},
-		{"POST " + box + "/session", `{"cwd":"out"}`, 403, "invalid_request"},
-		{"POST " + box + "/session", `{"env":{"A=B":"canary"}}`, 400, "invalid_request"},
-		{"POST " + box + "/session", `{"env":{"A":"canary\u0000"}}`, 400, "invalid_request"},
-		{"POST " + box + "/session", `{"env":{"A":"` + strings.Repeat("x", 65<<10) + `"}}`, 400, "invalid_request"},
-		{"POST " + box + "/session", `{"id":"default"}`, 502, "session_error"},
-		{"POST " + box + "/session/x", `{}`, 404, "invalid_request"},
-		{"DELETE " + box + "/session/default", "", 502, "session_error"},
-		{"DELETE " + box + "/session/unknown", "", 502, "session_error"},
-		{"DELETE " + box + "/session/", "", 400, "invalid_request"},
-		{"DELETE " + box + "/session/..%2f..%2fetc", "", 400, "invalid_request"},
+		{"POST " + sb + "/exec", ``, 400, "invalid_request"},
+		{"POST " + sb + "/exec", `{"argv":`, 400, "invalid_request"},
+		{"POST " + sb + "/exec", `{"argv":[]}`, 400, "invalid_request"},
+		{"POST " + sb + "/exec", `{"argv":"ls"}`, 400, "invalid_request"},
+		{"POST " + sb + "/exec", `{"argv":[""]}`, 400, "invalid_request"},
+		{"POST " + sb + "/exec", `{"argv":["a\u0000"]}`, 400, "invalid_request"},
+		{"POST " + sb + "/exec", `{"argv":["ls"],"timeout_ms":-1}`, 400, "invalid_request"},
+		{"POST " + sb + "/exec", `{"argv":["ls"],"timeout_ms":"1"}`, 400, "invalid_request"},
+		{"POST " + sb + "/exec", `{"argv":["ls"],"cwd":"/etc"}`, 403, "invalid_request"},
+		{"POST " + sb + "/exec", `{"argv":["ls"],"cwd":"out"}`, 403, "invalid_request"},
+		{"POST " + sb + "/exec", `{"argv":["` + strings.Repeat("x", 9<<20) + `"]}`, 413, "payload_too_large"},
+		{"GET " + sb + "/file/", "", 400, "invalid_request"},
+		{"GET " + sb + "/file/workspace/missing", "", 404, "workspace_read_not_found"},
+		{"GET " + sb + "/file/workspace/../etc/hostname", "", 403, "invalid_request"},
+		{"GET " + sb + "/file/etc/hostname", "", 403, "invalid_request"},
+		{"GET " + sb + "/file/workspace/out/hostname", "", 403, "invalid_request"},
+		{"GET " + sb + "/file/workspace", "", 400, "invalid_request"},
+		{"PUT " + sb + "/file/workspace/out/x", "x", 403, "invalid_request"},
+		{"PUT " + sb + "/file/tmp/x", "x", 403, "invalid_request"},
+		{"POST " + sb + "/persist?excludes=a,../b", "", 400, "invalid_request"},
+		{"POST " + sb + "/hydrate", "", 400, "invalid_request"},
+		{"POST " + sb + "/hydrate", "this is no archive", 400, "invalid_request"},
+		{"GET " + sb + "/pty", "", 400, "invalid_request"},
+		{"POST " + sb + "/mount", `{"mountPath":"data","binding":"b"}`, 400, "invalid_request"},
+		{"POST " + sb + "/mount", `{"mountPath":"/workspace/d"}`, 400, "invalid_request"},
+		{"POST " + sb + "/mount", `{"mountPath":"/workspace/d","options":{"endpoint":"https://s3.example"}}`, 400, "invalid_request"},
+		{"POST " + sb + "/mount", `{"mountPath":"/workspace/d","bucket":"b","options":{"endpoint":"https://s3.example","credentials":{"accessKeyId":"canary","secretAccessKey":"canary"}}}`, 502, "mount_error"},
+		{"POST " + sb + "/mount", `{"mountPath":"/workspace/d","binding":"b"}`, 502, "mount_error"},
+		{"POST " + sb + "/unmount", `{"mountPath":"/"}`, 400, "invalid_request"},
+		{"POST " + sb + "/unmount", `{"mountPath":"/workspace/d"}`, 502, "unmount_error"},
+		{"POST " + sb + "/session", `{`, 400, "invalid_request"},
+		{"POST " + sb + "/session", `{"id":"a/b"}`, 400, "invalid_request"},
+		{"POST " + sb + "/session", `{"id":".."}`, 400, "invalid_request"},
+		{"POST " + sb + "/session", `{"id":"` + strings.Repeat("a", 129) + `"}`, 400, "invalid_request"},
+		{"POST " + sb + "/session", `{"id":7}`, 400, "invalid_request"},
+		{"POST " + sb + "/session", `{"cwd":"/etc"}`, 403, "invalid_request"},
+		{"POST " + sb + "/session", `{"cwd":"out"}`, 403, "invalid_request"},
+		{"POST " + sb + "/session", `{"env":{"A=B":"canary"}}`, 400, "invalid_request"},
+		{"POST " + sb + "/session", `{"env":{"A":"canary\u0000"}}`, 400, "invalid_request"},
+		{"POST " + sb + "/session", `{"env":{"A":"` + strings.Repeat("x", 65<<10) + `"}}`, 400, "invalid_request"},
+		{"POST " + sb + "/session", `{"id":"default"}`, 502, "session_error"},
+		{"POST " + sb + "/session/x", `{}`, 404, "invalid_request"},
+		{"DELETE " + sb + "/session/default", "", 502, "session_error"},
+		{"DELETE " + sb + "/session/unknown", "", 502, "session_error"},
+		{"DELETE " + sb + "/session/", "", 400, "invalid_request"},
+		{"DELETE " + sb + "/session/..%2f..%2fetc", "", 400, "invalid_request"},
 		{"DELETE /v1/sandbox/never/session/x", "", 502, "session_error"},
-		{"POST " + box + "/tunnel/8080", `{`, 400, "invalid_request"},
-		{"POST " + box + "/tunnel/8080", `{"name":"No Label"}`, 400, "invalid_request"},
-		{"POST " + box + "/tunnel/8080", `{"name":""}`, 400, "invalid_request"},
-		{"POST " + box + "/tunnel/80", "", 400, "invalid_request"},
-		{"POST " + box + "/tunnel/3000", "", 400, "invalid_request"},
-		{"POST " + box + "/tunnel/65536", "", 400, "invalid_request"},
-		{"POST " + box + "/tunnel/08080", "", 400, "invalid_request"},
-		{"POST " + box + "/tunnel/", "", 400, "invalid_request"},
-		{"DELETE " + box + "/tunnel/x", "", 400, "invalid_request"},
-		{"DELETE " + box + "/tunnel/8080", "", 204, ""},
+		{"POST " + sb + "/tunnel/8080", `{`, 400, "invalid_request"},
+		{"POST " + sb + "/tunnel/8080", `{"name":"No Label"}`, 400, "invalid_request"},
+		{"POST " + sb + "/tunnel/8080", `{"name":""}`, 400, "invalid_request"},
+		{"POST " + sb + "/tunnel/80", "", 400, "invalid_request"},
+		{"POST " + sb + "/tunnel/3000", "", 400, "invalid_request"},
+		{"POST " + sb + "/tunnel/65536", "", 400, "invalid_request"},
+		{"POST " + sb + "/tunnel/08080", "", 400, "invalid_request"},
+		{"POST " + sb + "/tunnel/", "", 400, "invalid_request"},
+		{"DELETE " + sb + "/tunnel/x", "", 400, "invalid_request"},
+		{"DELETE " + sb + "/tunnel/8080", "", 204, ""},
 		{"DELETE /v1/sandbox/never/tunnel/8080", "", 204, ""},
 	} {
 		method, path, _ := strings.Cut(r.route, " ")
@@ -238,7 +238,7 @@ func TestBridgeRefuses(t *testing.T) {
 
 func TestBridgeRunsCommands(t *testing.T) {
 	_, c, _ := startBridge(t)
-	box := c.create()
+	sb := c.create()
 	for _, r := range []struct {
 		args           []string
 		stdout, stderr string
@@ -249,16 +249,16 @@ func TestBridgeRunsCommands(t *testing.T) {
 		{[]string{"sh", "-c", "printf '\\000\\377'"}, "\x00\xff", "", `{"exit_code":0}`},
 		{[]string{"sh", "-c", "kill -9 $$"}, "", "", `{"exit_code":137}`},
 	} {
-		stdout, stderr, last, data := c.exec(box, r.args...)
+		stdout, stderr, last, data := c.exec(sb, r.args...)
 		if stdout != r.stdout || stderr != r.stderr || last != "exit" || data != r.end {
 			t.Errorf("%q: %q, %q, %s %s", r.args, stdout, stderr, last, data)
 		}
 	}
-	if _, _, last, data := c.exec(box, "no-such-program"); last != "exit" || data != `{"exit_code":127}` {
+	if _, _, last, data := c.exec(sb, "no-such-program"); last != "exit" || data != `{"exit_code":127}` {
 		t.Errorf("a missing program: %s %s", last, data)
 	}
-	c.want(200, "", c.do("PUT", box+"/file/workspace/d/f", "x"))
-	a := c.want(200, "", c.do("POST", box+"/exec", `{"argv":["pwd"],"cwd":"d"}`))
+	c.want(200, "", c.do("PUT", sb+"/file/workspace/d/f", "x"))
+	a := c.want(200, "", c.do("POST", sb+"/exec", `{"argv":["pwd"],"cwd":"d"}`))
 	if stdout, _, _, _ := c.events(a.body); stdout != "/workspace/d\n" {
 		t.Errorf("with a directory: %q", stdout)
 	}
@@ -266,18 +266,18 @@ func TestBridgeRunsCommands(t *testing.T) {
 
 func TestBridgeLifecycle(t *testing.T) {
 	owner, c, _ := startBridge(t)
-	running := func(box string) bool {
+	running := func(sb string) bool {
 		t.Helper()
-		return c.want(200, "", c.do("GET", box+"/running", "")).fields["running"] == true
+		return c.want(200, "", c.do("GET", sb+"/running", "")).fields["running"] == true
 	}
-	box := c.create()
-	name := "bridge-" + strings.TrimPrefix(box, "/v1/sandbox/")
+	sb := c.create()
+	name := "bridge-" + strings.TrimPrefix(sb, "/v1/sandbox/")
 	content := strings.Repeat("0123456789", 100)
-	c.want(200, "", c.do("PUT", box+"/file/workspace/a%20b/c.txt", content))
-	if a := c.do("GET", box+"/file/workspace/a%20b/c.txt", "", "Range", "bytes=5-14"); a.status != 206 || string(a.body) != "5678901234" || a.header.Get("Content-Range") != "bytes 5-14/1000" {
+	c.want(200, "", c.do("PUT", sb+"/file/workspace/a%20b/c.txt", content))
+	if a := c.do("GET", sb+"/file/workspace/a%20b/c.txt", "", "Range", "bytes=5-14"); a.status != 206 || string(a.body) != "5678901234" || a.header.Get("Content-Range") != "bytes 5-14/1000" {
 		t.Errorf("a range: %d %q %q", a.status, a.body, a.header)
 	}
-	c.want(416, "invalid_request", c.do("GET", box+"/file/workspace/a%20b/c.txt", "", "Range", "bytes=1000-"))
+	c.want(416, "invalid_request", c.do("GET", sb+"/file/workspace/a%20b/c.txt", "", "Range", "bytes=1000-"))
 	for _, args := range [][]string{
 		{"ln", "-s", "/workspace/a b/c.txt", "/workspace/link"},
 		{"ln", "-s", "/etc/hostname", "/workspace/outside"},
@@ -285,11 +285,11 @@ func TestBridgeLifecycle(t *testing.T) {
 		{"mkfifo", "/workspace/pipe"},
 		{"mkdir", "-p", "/workspace/cache/x", "/workspace/star*"},
 	} {
-		if _, stderr, _, data := c.exec(box, args...); data != `{"exit_code":0}` {
+		if _, stderr, _, data := c.exec(sb, args...); data != `{"exit_code":0}` {
 			t.Fatalf("%q: %s %s", args, stderr, data)
 		}
 	}
-	kept := c.want(200, "", c.do("POST", box+"/persist?excludes=cache,./star*", "")).body
+	kept := c.want(200, "", c.do("POST", sb+"/persist?excludes=cache,./star*", "")).body
 	want := map[string]byte{"./": '5', "./a b/": '5', "./a b/c.txt": '0', "./hard": '0', "./link": '2'}
 	for in := tar.NewReader(bytes.NewReader(kept)); ; {
 		head, err := in.Next()
@@ -315,24 +315,24 @@ func TestBridgeLifecycle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !running(box) {
+	if !running(sb) {
 		t.Error("a paused sandbox is not running")
 	}
-	if stdout, _, _, _ := c.exec(box, "cat", "/workspace/link"); stdout != content {
+	if stdout, _, _, _ := c.exec(sb, "cat", "/workspace/link"); stdout != content {
 		t.Errorf("after a pause: %q", stdout)
 	}
 	// It is deleted, and its id begins anew.
 	for range 2 {
-		c.want(204, "", c.do("DELETE", box, ""))
-		if running(box) {
+		c.want(204, "", c.do("DELETE", sb, ""))
+		if running(sb) {
 			t.Error("a deleted sandbox is running")
 		}
 	}
 	if running("/v1/sandbox/unknown_ID-1") {
 		t.Error("an unknown sandbox is running")
 	}
-	c.want(200, "", c.do("POST", box+"/hydrate", string(kept)))
-	if stdout, _, _, _ := c.exec(box, "cat", "/workspace/hard", "/workspace/link"); stdout != content+content {
+	c.want(200, "", c.do("POST", sb+"/hydrate", string(kept)))
+	if stdout, _, _, _ := c.exec(sb, "cat", "/workspace/hard", "/workspace/link"); stdout != content+content {
 		t.Errorf("after hydrating: %q", stdout)
 	}
 	// Ids that are not valid names work, many at once.
@@ -364,15 +364,15 @@ func TestBridgeMountsWorkspaces(t *testing.T) {
 	}
 	mount := `{"binding":"data","mountPath":"/workspace/data"}`
 	a := c.want(200, "", c.do("POST", "/v1/sandbox", `{"exposedPorts":[80],"timeoutMs":5,"mounts":[`+mount+`]}`))
-	box := "/v1/sandbox/" + a.fields["id"].(string)
-	c.want(200, "", c.do("POST", box+"/mount", mount))
-	c.want(502, "mount_error", c.do("POST", box+"/mount", strings.Replace(mount, "workspace/data", "workspace/other", 1)))
-	c.want(200, "", c.do("PUT", box+"/file/workspace/data/f", "kept elsewhere"))
-	kept := c.want(200, "", c.do("POST", box+"/persist", "")).body
+	sb := "/v1/sandbox/" + a.fields["id"].(string)
+	c.want(200, "", c.do("POST", sb+"/mount", mount))
+	c.want(502, "mount_error", c.do("POST", sb+"/mount", strings.Replace(mount, "workspace/data", "workspace/other", 1)))
+	c.want(200, "", c.do("PUT", sb+"/file/workspace/data/f", "kept elsewhere"))
+	kept := c.want(200, "", c.do("POST", sb+"/persist", "")).body
 	if bytes.Contains(kept, []byte("kept elsewhere")) {
 		t.Error("a mount was persisted")
 	}
-	c.want(204, "", c.do("DELETE", box, ""))
+	c.want(204, "", c.do("DELETE", sb, ""))
 	w, err := owner.Workspace(t.Context(), "data")
 	if err != nil {
 		t.Fatal(err)

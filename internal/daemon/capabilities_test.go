@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/provider/all"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
@@ -38,7 +38,7 @@ func TestSessionDesktops(t *testing.T) {
 	t.Parallel()
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) {
 		open := o.Providers[0].Open
-		o.Providers[0].Open = func(h registry.Host) (driver.Provider, error) {
+		o.Providers[0].Open = func(h providerset.Host) (driver.Provider, error) {
 			p, err := open(h)
 			return anyImage{p}, err
 		}

@@ -277,15 +277,15 @@ func TestCostsOnNodes(t *testing.T) {
 		}
 	})
 	c := daemontest.Client(t, d)
-	var box *atoll.Sandbox
+	var sb *atoll.Sandbox
 	var session *atoll.Session
 	do := map[string]func() error{
-		"create": func() (err error) { box, err = c.Create(t.Context(), sandbox.Spec{}); return err },
+		"create": func() (err error) { sb, err = c.Create(t.Context(), sandbox.Spec{}); return err },
 		"exec": func() error {
-			_, err := box.Run(t.Context(), sandbox.Command{Shell: "true"}, atoll.RunOptions{})
+			_, err := sb.Run(t.Context(), sandbox.Command{Shell: "true"}, atoll.RunOptions{})
 			return err
 		},
-		"remove": func() error { return box.Destroy(t.Context()) },
+		"remove": func() error { return sb.Destroy(t.Context()) },
 		"session create": func() (err error) {
 			session, err = c.Sessions().Create(t.Context(), sandbox.Spec{}, atoll.SessionOptions{})
 			return err

@@ -100,8 +100,8 @@ func TestControlsTakeOver(t *testing.T) {
 	if _, err := c1.Admin().UpdateNode(t.Context(), "a", operator.NodeChange{Cordoned: &yes}); err != nil {
 		t.Fatal(err)
 	}
-	if box := create(t, c2, sandbox.Spec{}); box.Info().Provider != "node-b" {
-		t.Errorf("placed on %s, want b: a is cordoned", box.Info().Provider)
+	if sb := create(t, c2, sandbox.Spec{}); sb.Info().Provider != "node-b" {
+		t.Errorf("placed on %s, want b: a is cordoned", sb.Info().Provider)
 	}
 	_, err = c2.Create(t.Context(), sandbox.Spec{Provider: "node-a"}, atoll.CreateOptions{})
 	wantCode(t, err, sandbox.CodeUnavailable)
@@ -183,8 +183,8 @@ func TestNodesFile(t *testing.T) {
 		t.Errorf("without the certificate: %+v", n)
 	}
 	s := start(ca)
-	if box := s.create(t, sandbox.Spec{}); box.Info().Provider != "node-a" {
-		t.Errorf("placed on %s, want a", box.Info().Provider)
+	if sb := s.create(t, sandbox.Spec{}); sb.Info().Provider != "node-a" {
+		t.Errorf("placed on %s, want a", sb.Info().Provider)
 	}
 	write(list, "a=https://"+a.address+"\nb=https://"+b.address+"\n") // noticed
 	repeat(t, "the new node", func() error {
@@ -192,8 +192,8 @@ func TestNodesFile(t *testing.T) {
 		return err
 	})
 	s.state(t, "b", operator.NodeReady)
-	if box := s.create(t, sandbox.Spec{}); box.Info().Provider != "node-b" {
-		t.Errorf("placed on %s, want b, which has more memory", box.Info().Provider)
+	if sb := s.create(t, sandbox.Spec{}); sb.Info().Provider != "node-b" {
+		t.Errorf("placed on %s, want b, which has more memory", sb.Info().Provider)
 	}
 	write(list, "b=https://"+b.address+"\n")
 	if n := s.state(t, "a", operator.NodeCordoned); !strings.Contains(n.Reason, "not listed") {
@@ -228,9 +228,9 @@ func TestControlsShareSnapshots(t *testing.T) {
 	d2 := m2.Start(t, with(nil))
 	create(t, daemontest.Client(t, d2), sandbox.Spec{Name: "two", Provider: "node-a"})
 
-	box := create(t, c1, sandbox.Spec{Name: "one", Provider: "node-a"})
-	shell(t, box, "echo far > /f")
-	if _, err := box.Snapshot(t.Context(), durable.SnapshotRequest{Name: "unsaved"}); err != nil {
+	sb := create(t, c1, sandbox.Spec{Name: "one", Provider: "node-a"})
+	shell(t, sb, "echo far > /f")
+	if _, err := sb.Snapshot(t.Context(), durable.SnapshotRequest{Name: "unsaved"}); err != nil {
 		t.Fatal(err)
 	}
 	if err := d2.Close(); err != nil {
@@ -243,7 +243,7 @@ func TestControlsShareSnapshots(t *testing.T) {
 	_, err := c2.Create(t.Context(), sandbox.Spec{Snapshot: "unsaved"}, atoll.CreateOptions{})
 	wantCode(t, err, sandbox.CodeUnavailable)
 	saves.Store(true)
-	saved(t, box, "before")
+	saved(t, sb, "before")
 	for _, node := range []string{"node-a", "node-b"} {
 		if out := shell(t, create(t, c2, sandbox.Spec{Snapshot: "before", Provider: node}), "cat /f"); out != "far\n" {
 			t.Errorf("through the other daemon, on %s: %q", node, out)

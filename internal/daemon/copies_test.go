@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/driver/faults"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
@@ -303,8 +303,8 @@ func readWorkspace(t *testing.T, m *daemontest.Machine, c *atoll.Client, into *b
 func TestBridgedWorkspaceRefusals(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)
-	entry := func(name string, p driver.Provider) registry.Entry {
-		return registry.Entry{Name: name, Open: func(registry.Host) (driver.Provider, error) { return p, nil }}
+	entry := func(name string, p driver.Provider) providerset.Entry {
+		return providerset.Entry{Name: name, Open: func(providerset.Host) (driver.Provider, error) { return p, nil }}
 	}
 	d := m.Start(t, func(o *daemon.Options) {
 		o.Providers = append(o.Providers, entry("machine", sharing{fake.New(fake.Options{Binding: "machine"})}), entry("bare", fake.New(fake.Options{Bare: true})))

@@ -36,12 +36,12 @@ import (
 	"github.com/atoll-run/atoll/internal/desk"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/fleet"
-	"github.com/atoll-run/atoll/internal/identity"
+	"github.com/atoll-run/atoll/internal/idtoken"
 	"github.com/atoll-run/atoll/internal/interpreter"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/machine/hub"
 	"github.com/atoll-run/atoll/internal/metrics"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/server"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/span"
@@ -66,7 +66,7 @@ type Options struct {
 	StateDir string // empty: the user's default
 	// Provider is the default provider. Empty: the first of Providers.
 	Provider  string
-	Providers []registry.Entry // nil: the built-in ones
+	Providers []providerset.Entry // nil: the built-in ones
 	// SharedProviders are the additional providers that callers with an API key
 	// may choose.
 	SharedProviders []string
@@ -201,7 +201,7 @@ type Daemon struct {
 	tcp          net.Addr
 	e2b          e2bFace
 	console      consoleFace
-	identity     *identity.Issuer
+	identity     *idtoken.Issuer
 	parts        *parts
 	bridge       net.Addr
 	hub          *hub.Hub     // nil: there are no self-hosted machines
@@ -247,7 +247,7 @@ func Start(ctx context.Context, opts Options) (_ *Daemon, err error) {
 			_ = d.Close()
 		}
 	}()
-	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openMachines, d.openFleet, d.openPlane, d.importKey, d.openSessions, d.recordParts, d.openServer, d.listenE2B, d.listenBridge, d.listen, d.recover} {
+	for _, step := range []func(context.Context) error{d.openState, d.openTelemetry, d.openMachines, d.openFleet, d.openControl, d.importKey, d.openSessions, d.recordParts, d.openServer, d.listenE2B, d.listenBridge, d.listen, d.recover} {
 		if err := step(ctx); err != nil {
 			return nil, err
 		}
@@ -340,7 +340,7 @@ func (d *Daemon) recover(ctx context.Context) error {
 	d.work.Go(func() { d.sessions.Reaper.Watch(ctx) })
 	d.work.Go(func() { d.services.Workspaces.Watch(ctx) })
 	d.work.Go(func() { d.services.Tenants.WatchKeys(ctx) })
-	d.work.Go(func() { d.services.Profiles.WatchTokens(ctx, identity.Renewal) })
+	d.work.Go(func() { d.services.Profiles.WatchTokens(ctx, idtoken.Renewal) })
 	if d.fleet != nil {
 		d.work.Go(func() { d.fleet.Watch(ctx) })
 	}

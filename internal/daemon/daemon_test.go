@@ -148,7 +148,7 @@ func TestHostileRequests(t *testing.T) {
 	create(t, daemontest.Client(t, d), sandbox.Spec{Name: "one"})
 	transport := d.Memory().Transport()
 	defer transport.CloseIdleConnections()
-	const box = "/v1/sandboxes/one"
+	const sb = "/v1/sandboxes/one"
 	deep := strings.Repeat(`{"labels":`, 20_000)
 	tests := []struct {
 		name, method, path, body string
@@ -167,20 +167,20 @@ func TestHostileRequests(t *testing.T) {
 		{"a negative limit", "GET", "/v1/sandboxes?limit=-1", "", 400},
 		{"a made-up cursor", "GET", "/v1/sandboxes?cursor=xyz", "", 400},
 		{"a label without a value", "GET", "/v1/sandboxes?label=x", "", 400},
-		{"no command", "POST", box + "/exec", `{}`, 400},
-		{"a NUL", "POST", box + "/exec", `{"args":["a\u0000b"]}`, 400},
-		{"two commands", "POST", box + "/exec", `{"args":["a"],"shell":"b"}`, 400},
-		{"a terminal without a stream", "POST", box + "/exec", `{"shell":"a","tty":{"cols":1,"rows":1}}`, 400},
-		{"a stream without a WebSocket", "GET", box + "/exec", "", 426},
-		{"a relative path", "GET", box + "/files?path=etc", "", 400},
-		{"no path", "GET", box + "/files", "", 400},
-		{"a directory", "GET", box + "/files?path=/", "", 400},
-		{"beyond the end", "GET", box + "/files/list?path=/&depth=x", "", 400},
-		{"a mode that is none", "PUT", box + "/files?path=/x&mode=99999", "x", 400},
-		{"a signal that is none", "POST", box + "/processes/p1/signal", `{"signal":900}`, 400},
-		{"a signal to nobody", "POST", box + "/processes/p9/signal", `{"signal":9}`, 404},
-		{"the whole tree", "DELETE", box + "/files?path=/&recursive=true", "", 400},
-		{"a wrong method", "PROPFIND", box, "", 405},
+		{"no command", "POST", sb + "/exec", `{}`, 400},
+		{"a NUL", "POST", sb + "/exec", `{"args":["a\u0000b"]}`, 400},
+		{"two commands", "POST", sb + "/exec", `{"args":["a"],"shell":"b"}`, 400},
+		{"a terminal without a stream", "POST", sb + "/exec", `{"shell":"a","tty":{"cols":1,"rows":1}}`, 400},
+		{"a stream without a WebSocket", "GET", sb + "/exec", "", 426},
+		{"a relative path", "GET", sb + "/files?path=etc", "", 400},
+		{"no path", "GET", sb + "/files", "", 400},
+		{"a directory", "GET", sb + "/files?path=/", "", 400},
+		{"beyond the end", "GET", sb + "/files/list?path=/&depth=x", "", 400},
+		{"a mode that is none", "PUT", sb + "/files?path=/x&mode=99999", "x", 400},
+		{"a signal that is none", "POST", sb + "/processes/p1/signal", `{"signal":900}`, 400},
+		{"a signal to nobody", "POST", sb + "/processes/p9/signal", `{"signal":9}`, 404},
+		{"the whole tree", "DELETE", sb + "/files?path=/&recursive=true", "", 400},
+		{"a wrong method", "PROPFIND", sb, "", 405},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

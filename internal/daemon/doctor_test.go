@@ -72,12 +72,12 @@ func TestDoctor(t *testing.T) {
 	if !slices.ContainsFunc(d.Findings, func(f operator.Finding) bool { return strings.Contains(f.Message, "sb-nowhere") }) {
 		t.Errorf("%+v", d)
 	}
-	if strings.Contains(strings.Join(messages(d), " "), string(one.ID())) {
+	if strings.Contains(strings.Join(findingMessages(d), " "), string(one.ID())) {
 		t.Errorf("what is well is blamed: %+v", d)
 	}
 }
 
-func messages(d operator.Diagnosis) (all []string) {
+func findingMessages(d operator.Diagnosis) (all []string) {
 	for _, f := range d.Findings {
 		all = append(all, f.Message)
 	}

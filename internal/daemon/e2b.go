@@ -259,17 +259,17 @@ func (c e2bCode) Dial(ctx context.Context, id sandbox.ID, account func(context.C
 	return conn, err
 }
 
-// e2bBox adapts a sandbox to the E2B API.
-type e2bBox struct{ *exec.Handle }
+// e2bSandbox adapts a sandbox to the E2B API.
+type e2bSandbox struct{ *exec.Handle }
 
-func (b e2bBox) Files() e2bapi.Files { return b.Sandbox.Files() }
+func (b e2bSandbox) Files() e2bapi.Files { return b.Sandbox.Files() }
 
-func (d *Daemon) openForE2B(ctx context.Context, ref string) (e2bapi.Box, error) {
+func (d *Daemon) openForE2B(ctx context.Context, ref string) (e2bapi.Sandbox, error) {
 	b, err := d.services.Exec.Open(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	return e2bBox{b}, nil
+	return e2bSandbox{b}, nil
 }
 
 // authenticateKey returns the context for requests with an API key, and its tenant.

@@ -120,11 +120,11 @@ func TestE2BReboots(t *testing.T) {
 		c.want(204, c.call("POST", "/sandboxes/"+id+"/pause", rest, "X-API-Key", mine))
 		c.want(201, connect())
 	}
-	box, err := owner.Get(t.Context(), "sb-"+strings.TrimPrefix(id, "sb"))
+	sb, err := owner.Get(t.Context(), "sb-"+strings.TrimPrefix(id, "sb"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := box.Pause(t.Context(), sandbox.PauseMemory); err != nil {
+	if _, err := sb.Pause(t.Context(), sandbox.PauseMemory); err != nil {
 		t.Fatal(err)
 	}
 	c.want(201, connect())

@@ -8,7 +8,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/envd"
-	"github.com/atoll-run/atoll/internal/identity"
+	"github.com/atoll-run/atoll/internal/idtoken"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
@@ -24,18 +24,18 @@ func TestAttackE2BIdentity(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := e2bByName{t, byNameClient(t, m, d, true), envd.Key(k.Token)}
-	resp := c.do("GET", "api", identity.DiscoveryPath, "")
+	resp := c.do("GET", "api", idtoken.DiscoveryPath, "")
 	told := decoded(t, resp.Body)
 	issuer, _ := told["issuer"].(string)
-	if !strings.HasPrefix(issuer, "https://api.box.test:") || told["jwks_uri"] != issuer+identity.KeysPath {
+	if !strings.HasPrefix(issuer, "https://api.box.test:") || told["jwks_uri"] != issuer+idtoken.KeysPath {
 		t.Errorf("%d %v", resp.StatusCode, told)
 	}
-	keys := decoded(t, c.do("GET", "api", identity.KeysPath, "").Body)["keys"].([]any)
+	keys := decoded(t, c.do("GET", "api", idtoken.KeysPath, "").Body)["keys"].([]any)
 	if len(keys) != 1 || keys[0].(map[string]any)["d"] != nil {
 		t.Errorf("published: %v", keys)
 	}
 	for _, method := range []string{"POST", "PUT", "DELETE"} {
-		resp := c.do(method, "api", identity.KeysPath, "{}")
+		resp := c.do(method, "api", idtoken.KeysPath, "{}")
 		resp.Body.Close()
 		if resp.StatusCode < 400 {
 			t.Errorf("%s of the keys: %d", method, resp.StatusCode)
@@ -75,5 +75,5 @@ func TestE2BIdentityWantsADomain(t *testing.T) {
 	if a.fields["error_code"] != "atoll_unsupported" {
 		t.Errorf("%s", a.body)
 	}
-	c.want(501, c.call("GET", identity.DiscoveryPath, ""))
+	c.want(501, c.call("GET", idtoken.DiscoveryPath, ""))
 }

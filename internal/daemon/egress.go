@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/node"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/gateway"
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -138,10 +138,10 @@ func (e *egress) SetEgress(ctx context.Context, id sandbox.ID, p profiles.Egress
 func policyOf(p profiles.Egress) gateway.Policy {
 	out := gateway.Policy{Profile: p.Profile, ProxyPassword: p.ProxyPassword.Reveal()}
 	for _, c := range p.EgressLimits {
-		out.EgressLimits = append(out.EgressLimits, wire.EgressLimit(c))
+		out.EgressLimits = append(out.EgressLimits, messages.EgressLimit(c))
 	}
 	for _, s := range p.Secrets {
-		out.Secrets = append(out.Secrets, wire.Secret{
+		out.Secrets = append(out.Secrets, messages.Secret{
 			Name: s.Name, Version: int(s.Version), Value: s.Value.Reveal(), Placeholder: s.Placeholder,
 			Hosts: s.Hosts, SwapHosts: s.SwapHosts, In: s.In,
 		})
@@ -259,13 +259,13 @@ func (e *egress) note(err error) {
 	}
 }
 
-func typeOf(v wire.Verdict) eventlog.Type {
+func typeOf(v messages.Verdict) eventlog.Type {
 	switch v {
-	case wire.Allowed:
+	case messages.Allowed:
 		return eventlog.EgressAllowed
-	case wire.Limited:
+	case messages.Limited:
 		return eventlog.EgressLimited
-	case wire.Failed:
+	case messages.Failed:
 		return eventlog.EgressFailed
 	}
 	return eventlog.EgressDenied

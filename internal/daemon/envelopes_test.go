@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
@@ -22,7 +22,7 @@ func installed(t *testing.T, world *fake.World, account string) *daemon.Daemon {
 	t.Helper()
 	m := daemontest.New(t)
 	return m.Start(t, func(o *daemon.Options) {
-		o.Providers = []registry.Entry{{Name: "service", Open: func(h registry.Host) (driver.Provider, error) {
+		o.Providers = []providerset.Entry{{Name: "service", Open: func(h providerset.Host) (driver.Provider, error) {
 			return fake.New(fake.Options{World: world, Binding: account, Limited: true, SnapshotDir: h.Snapshots}), nil
 		}}}
 	})
@@ -111,7 +111,7 @@ func TestFormerBindings(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)
 	open := func(binding string, former ...string) (*atoll.Client, *daemon.Daemon) {
-		return with(t, m, registry.Entry{Name: "service", Open: func(h registry.Host) (driver.Provider, error) {
+		return with(t, m, providerset.Entry{Name: "service", Open: func(h providerset.Host) (driver.Provider, error) {
 			return fake.New(fake.Options{World: m.World, Binding: binding, Former: former, Limited: true, SnapshotDir: h.Snapshots}), nil
 		}})
 	}
@@ -130,15 +130,15 @@ func TestFormerBindings(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resumed.Close()
-	if r := resumed.Receipt(); string(r.Sandbox) != old.Box {
-		t.Errorf("the receipt is %+v, want that of %s", r, old.Box)
+	if r := resumed.Receipt(); string(r.Sandbox) != old.Sandbox {
+		t.Errorf("the receipt is %+v, want that of %s", r, old.Sandbox)
 	}
 	if got := runShell(t, resumed, "cat /x"); got != "kept" {
 		t.Errorf("it has %q", got)
 	}
 	e, err := resumed.Envelope(t.Context())
-	if err != nil || !strings.HasSuffix(e.Binding, "/after") || e.Box != old.Box {
-		t.Errorf("the envelope has %s of %s, %v", e.Box, e.Binding, err)
+	if err != nil || !strings.HasSuffix(e.Binding, "/after") || e.Sandbox != old.Sandbox {
+		t.Errorf("the envelope has %s of %s, %v", e.Sandbox, e.Binding, err)
 	}
 	again, err := c.Sessions().Resume(t.Context(), e, atoll.SessionOptions{})
 	if err != nil || again.Receipt().Sandbox != resumed.Receipt().Sandbox {

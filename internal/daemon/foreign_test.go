@@ -304,11 +304,11 @@ func absentLike(name string) string {
 func foreignThings(t *testing.T, db *store.Store, d *daemon.Daemon) things {
 	t.Helper()
 	ctx, c := t.Context(), daemontest.Client(t, d)
-	box, err := c.Create(ctx, sandbox.Spec{Name: "mine-a"}, atoll.CreateOptions{IdempotencyKey: "mine-a"})
+	sb, err := c.Create(ctx, sandbox.Spec{Name: "mine-a"}, atoll.CreateOptions{IdempotencyKey: "mine-a"})
 	ok(t, err)
-	_, err = box.Exec(ctx, sandbox.Command{Shell: "true", Background: true})
+	_, err = sb.Exec(ctx, sandbox.Command{Shell: "true", Background: true})
 	ok(t, err)
-	snap, err := box.Snapshot(ctx, durable.SnapshotRequest{Name: "mine-a"})
+	snap, err := sb.Snapshot(ctx, durable.SnapshotRequest{Name: "mine-a"})
 	ok(t, err)
 	k, err := c.Admin().CreateKey(ctx, operator.NewKey{Verbs: []string{"read"}})
 	ok(t, err)
@@ -330,12 +330,12 @@ func foreignThings(t *testing.T, db *store.Store, d *daemon.Daemon) things {
 	ok(t, err)
 	t.Cleanup(func() { _ = session.Close() })
 	ok(t, db.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
-		r := viewing.Recording{ID: "rec-mine", State: viewing.RecordingAvailable, Sandbox: box.ID(), Started: tx.Now()}
+		r := viewing.Recording{ID: "rec-mine", State: viewing.RecordingAvailable, Sandbox: sb.ID(), Started: tx.Now()}
 		return tx.Recordings().Create(ctx, store.Recording{Recording: r, Tenant: "default"}, 1, 1)
 	}))
 	name := map[string]string{"the name": "mine-a"}
 	return things{
-		"sandboxes": {"the name": "mine-a", "the id": string(box.ID())}, "snapshots": {"the name": "mine-a", "the id": snap.ID},
+		"sandboxes": {"the name": "mine-a", "the id": string(sb.ID())}, "snapshots": {"the name": "mine-a", "the id": snap.ID},
 		"keys": {"the id": k.ID}, "recordings": {"the id": "rec-mine"}, "profiles": name, "secrets": name, "templates": name, "workspaces": name, "tenants": name,
 		"sessions": {"the name": "mine-a", "the id": session.ID()},
 	}

@@ -125,18 +125,18 @@ func TestKeysEndWhatTheyOpened(t *testing.T) {
 			m := daemontest.New(t)
 			d := m.Start(t, nil)
 			owner := daemontest.Client(t, d)
-			box := create(t, bearer(t, d, "acme", "admin"), sandbox.Spec{Name: "one"})
+			sb := create(t, bearer(t, d, "acme", "admin"), sandbox.Spec{Name: "one"})
 			t.Cleanup(func() { // its background command too
 				no := false
 				_, err := owner.Admin().UpdateTenant(context.Background(), "acme", operator.TenantChange{Disabled: &no})
-				if err = errors.Join(err, box.Destroy(context.Background())); err != nil {
+				if err = errors.Join(err, sb.Destroy(context.Background())); err != nil {
 					t.Error(err)
 				}
 			})
-			port := echo(t, box)
+			port := echo(t, sb)
 			k, err := owner.Admin().CreateKey(t.Context(), operator.NewKey{Tenant: "acme", Verbs: []string{"admin"}, Expires: time.Hour})
 			ok(t, err)
-			all := openAll(t, daemontest.Bearer(t, d, k.Token), box.ID(), port)
+			all := openAll(t, daemontest.Bearer(t, d, k.Token), sb.ID(), port)
 			other := create(t, owner, sandbox.Spec{Name: "other"})
 			stays, err := other.Exec(t.Context(), sandbox.Command{Args: []string{"cat"}, Stdin: true})
 			ok(t, err)

@@ -29,8 +29,8 @@ func TestBrokenRequests(t *testing.T) {
 		o.Logger = logTo(&logged)
 	})
 	owner := daemontest.Client(t, d)
-	box := create(t, owner, sandbox.Spec{Name: "one"})
-	_, err := box.Files().Write(t.Context(), "/f", strings.NewReader("as it was"), atoll.WriteOptions{})
+	sb := create(t, owner, sandbox.Spec{Name: "one"})
+	_, err := sb.Files().Write(t.Context(), "/f", strings.NewReader("as it was"), atoll.WriteOptions{})
 	ok(t, err)
 	k, err := owner.Admin().CreateKey(t.Context(), operator.NewKey{Verbs: []string{"admin"}})
 	ok(t, err)
@@ -108,7 +108,7 @@ func TestBrokenRequests(t *testing.T) {
 		}
 		_ = ws.CloseNow()
 	}
-	if text := shell(t, box, "cat /f"); text != "as it was" {
+	if text := shell(t, sb, "cat /f"); text != "as it was" {
 		t.Errorf("the file is %q", text)
 	}
 	ok(t, d.Close())

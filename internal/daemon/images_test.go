@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -36,15 +36,15 @@ func (f fetching) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instan
 // and to no others; one without an image does not move where one must be named.
 // RB-97.
 func TestImagesDecideTargets(t *testing.T) {
-	entry := func(name string, wrap func(*fake.Provider) driver.Provider) registry.Entry {
-		return registry.Entry{Name: name, Open: func(registry.Host) (driver.Provider, error) {
+	entry := func(name string, wrap func(*fake.Provider) driver.Provider) providerset.Entry {
+		return providerset.Entry{Name: name, Open: func(providerset.Host) (driver.Provider, error) {
 			return wrap(fake.New(fake.Options{Binding: name, Limited: true})), nil
 		}}
 	}
 	plain := func(p *fake.Provider) driver.Provider { return p }
 	fetches := func(p *fake.Provider) driver.Provider { return fetching{p} }
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) {
-		o.Providers = []registry.Entry{entry("one", plain), entry("left", fetches), entry("right", fetches)}
+		o.Providers = []providerset.Entry{entry("one", plain), entry("left", fetches), entry("right", fetches)}
 	})
 	c := daemontest.Client(t, d)
 	why := func(s *atoll.Session, provider string) string {

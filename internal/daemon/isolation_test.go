@@ -18,7 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/mcpserver"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
@@ -54,8 +54,8 @@ func newWalls(t *testing.T) *walls {
 // start starts the daemon, again with what the providers give now.
 func (w *walls) start(t *testing.T) {
 	t.Helper()
-	entry := func(name string) registry.Entry {
-		return registry.Entry{Name: name, Open: func(h registry.Host) (driver.Provider, error) {
+	entry := func(name string) providerset.Entry {
+		return providerset.Entry{Name: name, Open: func(h providerset.Host) (driver.Provider, error) {
 			return fake.New(fake.Options{World: w.worlds[name], Binding: name, Limited: true, SnapshotDir: h.Snapshots, Isolation: w.gives[name]}), nil
 		}}
 	}
@@ -63,7 +63,7 @@ func (w *walls) start(t *testing.T) {
 		mustClose(t, w.daemon)
 	}
 	w.daemon = w.machine.Start(t, func(o *daemon.Options) {
-		o.Providers, o.Policies = []registry.Entry{entry("soft"), entry("bare"), entry("hard")}, w.policy
+		o.Providers, o.Policies = []providerset.Entry{entry("soft"), entry("bare"), entry("hard")}, w.policy
 		o.SharedProviders = w.shared
 		o.E2B.Listen, o.Bridge.Listen = "127.0.0.1:0", "127.0.0.1:0"
 	})
@@ -273,7 +273,7 @@ func TestAttackIsolationOfASession(t *testing.T) {
 	}
 	forged := e
 	forged.Binding = strings.Replace(e.Binding, "/hard", "/soft", 1)
-	forged.Backend, forged.Box, forged.State, forged.Archive = "soft", string(weak.ID()), nil, nil
+	forged.Backend, forged.Sandbox, forged.State, forged.Archive = "soft", string(weak.ID()), nil, nil
 	_, err = w.Sessions().Resume(t.Context(), forged, atoll.SessionOptions{})
 	refusedFor(t, "an envelope of a weaker sandbox", err, "", "soft gives kernel")
 
@@ -282,7 +282,7 @@ func TestAttackIsolationOfASession(t *testing.T) {
 		t.Fatal(err)
 	}
 	rebuilt := e
-	rebuilt.Box, rebuilt.State, rebuilt.Archive, rebuilt.Workspaces = "", json.RawMessage(nil), nil, nil
+	rebuilt.Sandbox, rebuilt.State, rebuilt.Archive, rebuilt.Workspaces = "", json.RawMessage(nil), nil, nil
 	_, err = w.Sessions().Resume(t.Context(), rebuilt, atoll.SessionOptions{Provider: "soft"})
 	refusedFor(t, "resumed on a weaker provider", err, "", "soft gives kernel")
 

@@ -8,7 +8,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -63,10 +63,10 @@ func (i lingers) Destroy(ctx context.Context) error {
 func TestEndsByLifetimeWhileAskedFor(t *testing.T) {
 	p := &lingering{Provider: fake.New(fake.Options{Limited: true}), removed: make(chan struct{}), answers: make(chan struct{}), missed: make(chan struct{}, 1)}
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) {
-		o.Providers = []registry.Entry{{Name: "lingers", Open: func(registry.Host) (driver.Provider, error) { return p, nil }}}
+		o.Providers = []providerset.Entry{{Name: "lingers", Open: func(providerset.Host) (driver.Provider, error) { return p, nil }}}
 	})
 	c := daemontest.Client(t, d)
-	box := create(t, c, sandbox.Spec{Name: "box", Lifetime: sandbox.Lifetime{Timeout: 1}})
+	sb := create(t, c, sandbox.Spec{Name: "box", Lifetime: sandbox.Lifetime{Timeout: 1}})
 	<-p.removed
 	type end struct {
 		exit sandbox.Exit
@@ -74,7 +74,7 @@ func TestEndsByLifetimeWhileAskedFor(t *testing.T) {
 	}
 	ended := make(chan end, 1)
 	go func() {
-		exit, err := box.Wait(t.Context())
+		exit, err := sb.Wait(t.Context())
 		ended <- end{exit, err}
 	}()
 	<-p.missed
@@ -82,7 +82,7 @@ func TestEndsByLifetimeWhileAskedFor(t *testing.T) {
 	if got := <-ended; got.err != nil || got.exit.Reason != sandbox.ReasonLifetime {
 		t.Errorf("it ended with %+v, %v, want reason %s", got.exit, got.err, sandbox.ReasonLifetime)
 	}
-	if now, err := c.Get(t.Context(), string(box.ID())); err != nil || now.Info().State != sandbox.Gone || now.Info().Exit == nil || now.Info().Exit.Reason != sandbox.ReasonLifetime {
+	if now, err := c.Get(t.Context(), string(sb.ID())); err != nil || now.Info().State != sandbox.Gone || now.Info().Exit == nil || now.Info().Exit.Reason != sandbox.ReasonLifetime {
 		t.Errorf("the record is %+v, %v, want reason %s", now.Info(), err, sandbox.ReasonLifetime)
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/machines"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/machine/hub"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/provider/selfhosted"
 	"github.com/atoll-run/atoll/sandbox"
@@ -57,7 +57,7 @@ func (p machineProviders) open(ctx context.Context, name string) (providers.Open
 	if first, ok := p.d.machineOpen[name]; ok { // another caller was faster
 		return first, own.Close()
 	}
-	opened := &registry.Provider{Provider: own, Name: name, Binding: id}
+	opened := &providerset.Provider{Provider: own, Name: name, Binding: id}
 	result := providers.Opened{Name: name, Binding: id, Engine: p.d.node.Config(opened)}
 	p.d.machineOpen[name] = result
 	p.d.machineClose = append(p.d.machineClose, own)

@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/internal/fleet"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ops"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/provider/remote"
 	"github.com/atoll-run/atoll/sandbox"
@@ -68,7 +68,7 @@ func (p nodeProviders) open(name string) (providers.Opened, error) {
 	if err != nil {
 		return providers.Opened{}, err
 	}
-	opened := &registry.Provider{Provider: remote.Lender{Provider: own, Images: lentImages(p)}, Name: name, Binding: binding}
+	opened := &providerset.Provider{Provider: remote.Lender{Provider: own, Images: lentImages(p)}, Name: name, Binding: binding}
 	result := providers.Opened{Name: name, Binding: binding, Engine: p.d.node.Config(opened)}
 	p.d.machineOpen[name] = result
 	p.d.machineClose = append(p.d.machineClose, own)

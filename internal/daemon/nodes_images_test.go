@@ -43,9 +43,9 @@ func TestNodesShareImages(t *testing.T) {
 	s.b.blobs = bucket
 	s.b.start(t)
 	s.start(t)
-	box := s.create(t, sandbox.Spec{Name: "one", Image: ref.Name(), Provider: "node-a"})
-	shell(t, box, "echo far > /f")
-	saved(t, box, "before")
+	sb := s.create(t, sandbox.Spec{Name: "one", Image: ref.Name(), Provider: "node-a"})
+	shell(t, sb, "echo far > /f")
+	saved(t, sb, "before")
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
 		found, err := filepath.Glob(filepath.Join(bucket, "images", "*", "*"))
 		ok(t, err)

@@ -116,9 +116,9 @@ func TestNodesLendImages(t *testing.T) {
 		t.Error("it was sent again")
 	}
 
-	box := s.create(t, sandbox.Spec{Name: "one", Image: "template:tools", Provider: "node-b"})
-	shell(t, box, "echo kept > /f")
-	saved(t, box, "before")
+	sb := s.create(t, sandbox.Spec{Name: "one", Image: "template:tools", Provider: "node-b"})
+	shell(t, sb, "echo kept > /f")
+	saved(t, sb, "before")
 	if out := shell(t, s.create(t, sandbox.Spec{Snapshot: "before", Provider: "node-a"}), "cat /f"); out != "kept\n" {
 		t.Errorf("on the other node: %q", out)
 	}
@@ -315,11 +315,11 @@ func TestSnapshotFetchesImage(t *testing.T) {
 	}
 	digest := push()
 	n := newNode(t, 32<<30)
-	box := create(t, n.client(t), sandbox.Spec{Name: "one", Image: ref.Name()})
-	shell(t, box, "echo kept > /f")
-	_, err = box.Snapshot(t.Context(), durable.SnapshotRequest{Name: "before"})
+	sb := create(t, n.client(t), sandbox.Spec{Name: "one", Image: ref.Name()})
+	shell(t, sb, "echo kept > /f")
+	_, err = sb.Snapshot(t.Context(), durable.SnapshotRequest{Name: "before"})
 	ok(t, err)
-	ok(t, box.Destroy(t.Context()))
+	ok(t, sb.Destroy(t.Context()))
 	for _, dir := range []string{"images", "refs", "rootfs"} {
 		ok(t, os.RemoveAll(filepath.Join(n.m.Dir, "images", dir)))
 		ok(t, os.Mkdir(filepath.Join(n.m.Dir, "images", dir), 0o700))

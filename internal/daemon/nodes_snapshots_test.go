@@ -42,12 +42,12 @@ func newIsleWith(t *testing.T, blobs string, plain bool) *isle {
 func TestNodesShareSnapshots(t *testing.T) {
 	blobs := t.TempDir()
 	s := newIsleWith(t, blobs, false)
-	box := s.create(t, sandbox.Spec{Name: "one", Env: map[string]string{"TOKEN": "t"}})
-	if box.Info().Provider != "node-a" {
-		t.Fatalf("placed: %+v; want it on a", box.Info())
+	sb := s.create(t, sandbox.Spec{Name: "one", Env: map[string]string{"TOKEN": "t"}})
+	if sb.Info().Provider != "node-a" {
+		t.Fatalf("placed: %+v; want it on a", sb.Info())
 	}
-	shell(t, box, "echo far > /f")
-	snap := saved(t, box, "before")
+	shell(t, sb, "echo far > /f")
+	snap := saved(t, sb, "before")
 	if !snap.Encrypted {
 		t.Error("it is not encrypted")
 	}
@@ -105,9 +105,9 @@ func TestNodesShareSnapshots(t *testing.T) {
 // too, and a node can be named. What is not a node cannot use them.
 func TestNodesLendSnapshots(t *testing.T) {
 	s := newIsleWith(t, t.TempDir(), true)
-	box := s.create(t, sandbox.Spec{Name: "one"})
-	shell(t, box, "echo far > /f")
-	saved(t, box, "before")
+	sb := s.create(t, sandbox.Spec{Name: "one"})
+	shell(t, sb, "echo far > /f")
+	saved(t, sb, "before")
 	named := s.create(t, sandbox.Spec{Snapshot: "before", Provider: "node-b"})
 	if out := shell(t, named, "cat /f"); out != "far\n" || named.Info().Provider != "node-b" {
 		t.Errorf("with the node named, %+v: %q", named.Info(), out)
@@ -132,11 +132,11 @@ func TestAttackNodesSnapshotInBucket(t *testing.T) {
 	for _, plain := range []bool{false, true} {
 		blobs := t.TempDir()
 		s := newIsleWith(t, blobs, plain)
-		box := s.create(t, sandbox.Spec{Name: "one"})
-		shell(t, box, "echo first > /f")
-		saved(t, box, "first")
-		shell(t, box, "echo second > /f")
-		saved(t, box, "second")
+		sb := s.create(t, sandbox.Spec{Name: "one"})
+		shell(t, sb, "echo first > /f")
+		saved(t, sb, "first")
+		shell(t, sb, "echo second > /f")
+		saved(t, sb, "second")
 		db := openSQL(t, filepath.Join(s.m.Dir, "atoll.db"))
 		if _, err := db.Exec("UPDATE snapshots SET version = (SELECT version FROM snapshots WHERE name = 'first') WHERE name = 'second'"); err != nil {
 			t.Fatal(err)
@@ -176,9 +176,9 @@ func TestAttackSnapshotImport(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, nil)
 	c := daemontest.Client(t, d)
-	box := create(t, c, sandbox.Spec{Name: "one"})
-	shell(t, box, "echo secret > /f")
-	if _, err := box.Snapshot(t.Context(), durable.SnapshotRequest{Name: "before"}); err != nil {
+	sb := create(t, c, sandbox.Spec{Name: "one"})
+	shell(t, sb, "echo secret > /f")
+	if _, err := sb.Snapshot(t.Context(), durable.SnapshotRequest{Name: "before"}); err != nil {
 		t.Fatal(err)
 	}
 	var whole bytes.Buffer

@@ -18,7 +18,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/fleet"
 	"github.com/atoll-run/atoll/internal/image"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
@@ -60,7 +60,7 @@ func (p imaged) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.Snap
 }
 
 func withImages(m *daemontest.Machine, gives sandbox.Isolation, o *daemon.Options) {
-	o.Providers = []registry.Entry{{Name: "fake", Open: func(registry.Host) (driver.Provider, error) {
+	o.Providers = []providerset.Entry{{Name: "fake", Open: func(providerset.Host) (driver.Provider, error) {
 		return imaged{fake.New(fake.Options{World: m.World, Limited: true, Isolation: gives, SnapshotDir: filepath.Join(m.Dir, "snapshots")})}, nil
 	}}}
 }
@@ -159,11 +159,11 @@ func (s *isle) cordon(t *testing.T, name string, cordoned bool) {
 
 func (s *isle) create(t *testing.T, spec sandbox.Spec) *atoll.Sandbox {
 	t.Helper()
-	box, err := s.Create(t.Context(), spec)
+	sb, err := s.Create(t.Context(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return box
+	return sb
 }
 
 // livingOn returns how many sandboxes live on a node, whoever made them.
@@ -172,19 +172,19 @@ func livingOn(t *testing.T, n *nodeDaemon) int { return len(running(t, n.m)) }
 // Sandboxes are placed by free memory, and used through one hop.
 func TestNodesPlaceAndServe(t *testing.T) {
 	s := newIsle(t)
-	box := s.create(t, sandbox.Spec{Name: "one"})
-	if box.Info().Provider != "node-a" || livingOn(t, s.a) != 1 || livingOn(t, s.b) != 0 {
-		t.Fatalf("placed: %+v; want it on a, which has more memory", box.Info())
+	sb := s.create(t, sandbox.Spec{Name: "one"})
+	if sb.Info().Provider != "node-a" || livingOn(t, s.a) != 1 || livingOn(t, s.b) != 0 {
+		t.Fatalf("placed: %+v; want it on a, which has more memory", sb.Info())
 	}
-	res, err := box.Run(t.Context(), sandbox.Command{Shell: "echo hello; exit 3"}, atoll.RunOptions{})
+	res, err := sb.Run(t.Context(), sandbox.Command{Shell: "echo hello; exit 3"}, atoll.RunOptions{})
 	if err != nil || string(res.Stdout) != "hello\n" || res.Exit.Code != 3 {
 		t.Errorf("run: %+v, %v", res, err)
 	}
-	if _, err := box.Files().Write(t.Context(), "/note", strings.NewReader("kept"), atoll.WriteOptions{}); err != nil {
+	if _, err := sb.Files().Write(t.Context(), "/note", strings.NewReader("kept"), atoll.WriteOptions{}); err != nil {
 		t.Error(err)
 	}
 	events, err := logged(t, s.Client, eventtype.NodePlaced)
-	if err != nil || len(events) != 1 || events[0].Subject != "node-a" || !strings.Contains(events[0].Policy, "GiB of memory free") || events[0].Sandbox != box.ID() {
+	if err != nil || len(events) != 1 || events[0].Subject != "node-a" || !strings.Contains(events[0].Policy, "GiB of memory free") || events[0].Sandbox != sb.ID() {
 		t.Errorf("the log has %+v, %v; want why a was chosen", events, err)
 	}
 	choice, err := s.ChooseProvider(t.Context(), catalog.Needs{})
@@ -225,11 +225,11 @@ func TestNodesPlaceByImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.state(t, "b", operator.NodeReady) // asks it
-	if box := s.create(t, sandbox.Spec{Image: "tools:1"}); box.Info().Provider != "node-b" {
-		t.Errorf("placed: %+v; want it on b, which has the image", box.Info())
+	if sb := s.create(t, sandbox.Spec{Image: "tools:1"}); sb.Info().Provider != "node-b" {
+		t.Errorf("placed: %+v; want it on b, which has the image", sb.Info())
 	}
-	if box := s.create(t, sandbox.Spec{}); box.Info().Provider != "node-a" {
-		t.Errorf("placed: %+v; want it on a, which has more memory", box.Info())
+	if sb := s.create(t, sandbox.Spec{}); sb.Info().Provider != "node-a" {
+		t.Errorf("placed: %+v; want it on a, which has more memory", sb.Info())
 	}
 }
 
@@ -243,12 +243,12 @@ func TestNodesPlaceByIsolation(t *testing.T) {
 	s.b.gives = sandbox.IsolationHardware
 	s.b.start(t)
 	s.state(t, "b", operator.NodeReady)
-	box := s.create(t, sandbox.Spec{Isolation: sandbox.IsolationKernel})
-	if box.Info().Provider != "node-b" || box.Info().Isolation != sandbox.IsolationHardware {
-		t.Errorf("placed: %+v; want it on b, which is strong enough", box.Info())
+	sb := s.create(t, sandbox.Spec{Isolation: sandbox.IsolationKernel})
+	if sb.Info().Provider != "node-b" || sb.Info().Isolation != sandbox.IsolationHardware {
+		t.Errorf("placed: %+v; want it on b, which is strong enough", sb.Info())
 	}
-	if box := s.create(t, sandbox.Spec{}); box.Info().Provider != "node-a" {
-		t.Errorf("placed: %+v; want it on a, which has more memory", box.Info())
+	if sb := s.create(t, sandbox.Spec{}); sb.Info().Provider != "node-a" {
+		t.Errorf("placed: %+v; want it on a, which has more memory", sb.Info())
 	}
 	choice, err := s.ChooseProvider(t.Context(), catalog.Needs{Isolation: sandbox.IsolationKernel})
 	if err != nil || choice.Provider != "node-b" {
@@ -267,8 +267,8 @@ func TestNodesCordon(t *testing.T) {
 	s := newIsle(t)
 	kept := s.create(t, sandbox.Spec{Name: "kept"})
 	s.cordon(t, "a", true)
-	if box := s.create(t, sandbox.Spec{}); box.Info().Provider != "node-b" {
-		t.Errorf("placed on %s, want b", box.Info().Provider)
+	if sb := s.create(t, sandbox.Spec{}); sb.Info().Provider != "node-b" {
+		t.Errorf("placed on %s, want b", sb.Info().Provider)
 	}
 	if _, err := kept.Run(t.Context(), sandbox.Command{Shell: "true"}, atoll.RunOptions{}); err != nil {
 		t.Error(err)
@@ -281,8 +281,8 @@ func TestNodesCordon(t *testing.T) {
 		t.Errorf("without a node: %v, want why", err)
 	}
 	s.cordon(t, "a", false)
-	if box := s.create(t, sandbox.Spec{}); box.Info().Provider != "node-a" {
-		t.Errorf("placed on %s, want a", box.Info().Provider)
+	if sb := s.create(t, sandbox.Spec{}); sb.Info().Provider != "node-a" {
+		t.Errorf("placed on %s, want a", sb.Info().Provider)
 	}
 }
 
@@ -343,8 +343,8 @@ func TestNodesLost(t *testing.T) {
 		t.Errorf("on a dead node: %v", err)
 	}
 	s.state(t, "a", operator.NodeUnreachable)
-	if box := s.create(t, sandbox.Spec{}); box.Info().Provider != "node-b" {
-		t.Errorf("placed on %s, want b", box.Info().Provider)
+	if sb := s.create(t, sandbox.Spec{}); sb.Info().Provider != "node-b" {
+		t.Errorf("placed on %s, want b", sb.Info().Provider)
 	}
 	if _, err := session.Run(t.Context(), sandbox.Command{Shell: "true"}, atoll.RunOptions{}); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 		t.Errorf("before anybody gave the node up: %v", err)
@@ -391,16 +391,16 @@ func TestNodesLost(t *testing.T) {
 // An address at which another daemon answers proves nothing about sandboxes.
 func TestAttackNodeIsAnother(t *testing.T) {
 	s := newIsle(t)
-	box := s.create(t, sandbox.Spec{})
+	sb := s.create(t, sandbox.Spec{})
 	s.a.kill(t)
 	other := &nodeDaemon{m: daemontest.New(t), free: 1 << 40, address: s.a.address}
 	other.start(t)
 	t.Cleanup(func() { other.kill(t) })
 	s.state(t, "a", operator.NodeUnreachable)
-	if box := s.create(t, sandbox.Spec{}); box.Info().Provider != "node-b" {
-		t.Errorf("placed on %s, want b", box.Info().Provider)
+	if sb := s.create(t, sandbox.Spec{}); sb.Info().Provider != "node-b" {
+		t.Errorf("placed on %s, want b", sb.Info().Provider)
 	}
-	if got, err := s.Get(t.Context(), string(box.ID())); err != nil || got.Info().State == sandbox.Gone {
+	if got, err := s.Get(t.Context(), string(sb.ID())); err != nil || got.Info().State == sandbox.Gone {
 		t.Errorf("the sandbox: %+v, %v; want no claim that it is gone", got, err)
 	}
 	s.a.d = other.d

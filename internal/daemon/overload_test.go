@@ -23,7 +23,7 @@ func TestLittleMemory(t *testing.T) {
 		o.SetMemory(func() (int64, int64) { return free.Load(), 24 << 30 })
 	})
 	c := daemontest.Client(t, d)
-	box := create(t, c, sandbox.Spec{Name: "one"})
+	sb := create(t, c, sandbox.Spec{Name: "one"})
 	free.Store(1 << 30)
 	post := func() *http.Response {
 		t.Helper()
@@ -45,7 +45,7 @@ func TestLittleMemory(t *testing.T) {
 	if refused.StatusCode != http.StatusTooManyRequests || refused.Header.Get("Retry-After") == "" {
 		t.Fatalf("with 1 GiB left: %s, %v", refused.Status, refused.Header)
 	}
-	if _, err := box.Run(t.Context(), sandbox.Command{Args: []string{"true"}}, atoll.RunOptions{}); err != nil {
+	if _, err := sb.Run(t.Context(), sandbox.Command{Args: []string{"true"}}, atoll.RunOptions{}); err != nil {
 		t.Error(err)
 	}
 	made := make(chan error, 1)
@@ -57,7 +57,7 @@ func TestLittleMemory(t *testing.T) {
 	if err := <-made; err != nil {
 		t.Errorf("once there is memory: %v", err)
 	}
-	if err := box.Destroy(t.Context()); err != nil {
+	if err := sb.Destroy(t.Context()); err != nil {
 		t.Error(err)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -43,7 +43,7 @@ func TestMachinesAreNeverGone(t *testing.T) {
 	var world fake.World
 	change := func(o *daemon.Options) {
 		shortGrace(o)
-		o.Providers = []registry.Entry{{Name: "personal", Open: func(registry.Host) (driver.Provider, error) {
+		o.Providers = []providerset.Entry{{Name: "personal", Open: func(providerset.Host) (driver.Provider, error) {
 			return personal{fake.New(fake.Options{World: &world, Limited: true}), &lies}, nil
 		}}}
 	}

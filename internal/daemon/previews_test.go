@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -80,7 +80,7 @@ func (s *shown) Previews(context.Context) (all []sandbox.Preview, err error) {
 func TestPreviews(t *testing.T) {
 	m := daemontest.New(t)
 	d := m.Start(t, func(o *daemon.Options) {
-		o.Providers = []registry.Entry{{Name: "fake", Open: func(registry.Host) (driver.Provider, error) {
+		o.Providers = []providerset.Entry{{Name: "fake", Open: func(providerset.Host) (driver.Provider, error) {
 			under := fake.New(fake.Options{World: m.World, Limited: true, SnapshotDir: filepath.Join(m.Dir, "snapshots")})
 			return &showing{Provider: under, ports: map[sandbox.ID]map[uint16]sandbox.Preview{}}, nil
 		}}}

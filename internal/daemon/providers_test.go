@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
@@ -22,11 +22,11 @@ type service struct {
 	loose    bool
 }
 
-func (s *service) entry(name, account string) registry.Entry {
+func (s *service) entry(name, account string) providerset.Entry {
 	if s.accounts[account] == nil {
 		s.accounts[account] = new(fake.World)
 	}
-	return registry.Entry{Name: name, Open: func(registry.Host) (driver.Provider, error) {
+	return providerset.Entry{Name: name, Open: func(providerset.Host) (driver.Provider, error) {
 		return fake.New(fake.Options{World: s.accounts[account], Binding: account, Limited: !s.loose}), nil
 	}}
 }
@@ -34,7 +34,7 @@ func (s *service) entry(name, account string) registry.Entry {
 func newService() *service { return &service{accounts: map[string]*fake.World{}} }
 
 // with starts a daemon with providers. The first is the default.
-func with(t *testing.T, m *daemontest.Machine, entries ...registry.Entry) (*atoll.Client, *daemon.Daemon) {
+func with(t *testing.T, m *daemontest.Machine, entries ...providerset.Entry) (*atoll.Client, *daemon.Daemon) {
 	t.Helper()
 	d := m.Start(t, func(o *daemon.Options) { o.Providers = entries })
 	return daemontest.Client(t, d), d
@@ -144,7 +144,7 @@ func TestAnotherAccount(t *testing.T) {
 func TestProvidersOfOthers(t *testing.T) {
 	m, s := daemontest.New(t), newService()
 	d := m.Start(t, func(o *daemon.Options) {
-		o.Providers = []registry.Entry{s.entry("one", "1"), s.entry("two", "2"), s.entry("three", "3")}
+		o.Providers = []providerset.Entry{s.entry("one", "1"), s.entry("two", "2"), s.entry("three", "3")}
 		o.SharedProviders = []string{"two"}
 	})
 	owner := daemontest.Client(t, d)

@@ -45,9 +45,9 @@ func newNeighbours(t *testing.T, change func(*daemon.Options)) *neighbours {
 	s := &neighbours{T: t, d: d, db: m.Store(t), e2b: e2bClient{t, d.E2B().String()}, memory: map[string]string{}}
 	s.acme, s.acmeKey = s.key("acme", "admin")
 	s.rival, s.rivalKey = s.key("rival", "read", "exec", "write")
-	box := create(t, s.acme, sandbox.Spec{Name: "build"})
+	sb := create(t, s.acme, sandbox.Spec{Name: "build"})
 	for _, name := range []string{"web", "hidden"} {
-		snap, err := box.Snapshot(t.Context(), durable.SnapshotRequest{Labels: map[string]string{durable.LabelTemplate: name}})
+		snap, err := sb.Snapshot(t.Context(), durable.SnapshotRequest{Labels: map[string]string{durable.LabelTemplate: name}})
 		ok(t, err)
 		s.memory[name] = snap.ID
 		s.template("acme", name, "latest", snap.ID, "")
@@ -100,18 +100,18 @@ func TestPublicTemplate(t *testing.T) {
 	s.publish()
 	s.template("rival", "web", "latest", "", "") // which does not shadow it, nor is shadowed
 
-	box, err := s.make(s.rival, sandbox.Spec{Name: "theirs", Image: "template:acme/web"})
+	sb, err := s.make(s.rival, sandbox.Spec{Name: "theirs", Image: "template:acme/web"})
 	ok(t, err)
-	got := box.Info()
+	got := sb.Info()
 	if got.Image != "template:acme/web" || got.Origin != s.memory["web"] || got.Resources.Memory != 64<<20 {
 		t.Errorf("the sandbox: %+v", got)
 	}
-	if _, err := box.Run(ctx, sandbox.Command{Shell: "true"}, atoll.RunOptions{}); err != nil {
+	if _, err := sb.Run(ctx, sandbox.Command{Shell: "true"}, atoll.RunOptions{}); err != nil {
 		t.Error(err)
 	}
 	for tenant, c := range map[string]*atoll.Client{"acme": s.acme, "rival": s.rival} {
 		u, err := c.Admin().Tenant(ctx)
-		if err != nil || u.Usage.Boxes != 1 {
+		if err != nil || u.Usage.Sandboxes != 1 {
 			t.Errorf("%s uses %+v, %v; want 1 sandbox", tenant, u.Usage, err)
 		}
 	}
@@ -146,7 +146,7 @@ func TestPublicTemplate(t *testing.T) {
 	}
 	_, err = s.make(s.rival, sandbox.Spec{Image: "template:acme/web"})
 	wantCode(t, err, sandbox.CodeNotFound)
-	if _, err := box.Run(ctx, sandbox.Command{Shell: "true"}, atoll.RunOptions{}); err != nil {
+	if _, err := sb.Run(ctx, sandbox.Command{Shell: "true"}, atoll.RunOptions{}); err != nil {
 		t.Error("the sandbox of a template that is gone:", err)
 	}
 	s.template("acme", "web", "latest", "", "")
@@ -336,9 +336,9 @@ func TestAttackUnpublishRace(t *testing.T) {
 		var work sync.WaitGroup
 		for range 4 {
 			work.Go(func() {
-				box, err := s.make(s.rival, sandbox.Spec{Image: "template:acme/web"})
+				sb, err := s.make(s.rival, sandbox.Spec{Image: "template:acme/web"})
 				if err == nil {
-					_, err = box.Run(ctx, sandbox.Command{Shell: "true"}, atoll.RunOptions{})
+					_, err = sb.Run(ctx, sandbox.Command{Shell: "true"}, atoll.RunOptions{})
 				} else if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 					err = nil
 				}

@@ -78,7 +78,7 @@ func TestTooMuch(t *testing.T) {
 		}
 	}
 	own, err := daemontest.Bearer(t, d, k.Token).Admin().Tenant(t.Context())
-	if err != nil || own.Usage.Boxes != 1 || own.Limits.Boxes != 1 || own.ID != "acme" {
+	if err != nil || own.Usage.Sandboxes != 1 || own.Limits.Sandboxes != 1 || own.ID != "acme" {
 		t.Errorf("%+v %v", own, err)
 	}
 }
@@ -132,7 +132,7 @@ func TestUsageCanBeAddedUp(t *testing.T) {
 func TestTenantsAreTheOwners(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	owner, boss := daemontest.Client(t, d), bearer(t, d, "acme", "admin")
-	_, err := boss.Admin().UpdateTenant(t.Context(), "acme", operator.TenantChange{Limits: &operator.LimitsChange{Boxes: new(int64(99))}})
+	_, err := boss.Admin().UpdateTenant(t.Context(), "acme", operator.TenantChange{Limits: &operator.LimitsChange{Sandboxes: new(int64(99))}})
 	wantCode(t, err, sandbox.CodeDenied)
 	_, err = boss.Admin().CreateTenant(t.Context(), "mine", operator.Limits{})
 	wantCode(t, err, sandbox.CodeDenied)
@@ -144,7 +144,7 @@ func TestTenantsAreTheOwners(t *testing.T) {
 	wantCode(t, err2, sandbox.CodeDenied)
 	_, err = boss.Admin().Backup(t.Context())
 	wantCode(t, err, sandbox.CodeDenied)
-	for _, bad := range []operator.LimitsChange{{Boxes: new(int64(-1))}, {CPUs: new(-0.5)}} {
+	for _, bad := range []operator.LimitsChange{{Sandboxes: new(int64(-1))}, {CPUs: new(-0.5)}} {
 		_, err = owner.Admin().UpdateTenant(t.Context(), "acme", operator.TenantChange{Limits: &bad})
 		wantCode(t, err, sandbox.CodeInvalid)
 	}
@@ -391,7 +391,7 @@ func TestAttackUnlimitedProcesses(t *testing.T) {
 			s := create(t, boss, sandbox.Spec{Name: "one", Resources: bounded})
 			_, err := s.Update(t.Context(), sandbox.Change{Resources: sandbox.Resources{PIDs: -1}})
 			wantCode(t, err, sandbox.CodeInvalid)
-			if own, err := boss.Admin().Tenant(t.Context()); err != nil || own.Usage.Boxes != 1 {
+			if own, err := boss.Admin().Tenant(t.Context()); err != nil || own.Usage.Sandboxes != 1 {
 				t.Errorf("%+v %v", own, err)
 			}
 		})

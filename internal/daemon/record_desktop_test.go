@@ -17,13 +17,13 @@ import (
 func filmed(t *testing.T) (video []byte) {
 	t.Helper()
 	dir := t.TempDir()
-	box := func(name string, content ...[]byte) []byte {
+	sandbox := func(name string, content ...[]byte) []byte {
 		all := bytes.Join(content, nil)
 		b := binary.BigEndian.AppendUint32(nil, uint32(8+len(all)))
 		return append(append(b, name...), all...)
 	}
-	head := append(box("ftyp", []byte("iso5")), box("moov", []byte("how"))...)
-	one := append(box("moof", box("mfhd", make([]byte, 8)), box("traf", box("tfdt", append([]byte{1}, make([]byte, 11)...)))), box("mdat", []byte("pictures"))...)
+	head := append(sandbox("ftyp", []byte("iso5")), sandbox("moov", []byte("how"))...)
+	one := append(sandbox("moof", sandbox("mfhd", make([]byte, 8)), sandbox("traf", sandbox("tfdt", append([]byte{1}, make([]byte, 11)...)))), sandbox("mdat", []byte("pictures"))...)
 	binary.BigEndian.PutUint32(one[8+8+4:], 1) // its number
 	video = append(bytes.Clone(head), one...)
 	ok(t, os.WriteFile(filepath.Join(dir, "video"), append(bytes.Clone(video), "\x00\x00\x00\x10moof"...), 0o600))

@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
@@ -237,11 +237,11 @@ func TestRecordingsAreRedacted(t *testing.T) {
 	const value = "sesame-open-4711"
 	_, err := c.CreateSecret(t.Context(), durable.NewSecret{Name: "door", Value: []byte(value), AllowEnv: true})
 	ok(t, err)
-	box := create(t, c, sandbox.Spec{Name: "quiet", Redact: true, Secrets: []sandbox.SecretRef{{Name: "door", Env: "DOOR", Mode: sandbox.SecretEnv}}})
-	defer func() { _ = box.Destroy(context.WithoutCancel(t.Context())) }()
-	r, err := box.Record(t.Context(), viewing.NewRecording{Input: true})
+	sb := create(t, c, sandbox.Spec{Name: "quiet", Redact: true, Secrets: []sandbox.SecretRef{{Name: "door", Env: "DOOR", Mode: sandbox.SecretEnv}}})
+	defer func() { _ = sb.Destroy(context.WithoutCancel(t.Context())) }()
+	r, err := sb.Record(t.Context(), viewing.NewRecording{Input: true})
 	ok(t, err)
-	term, err := box.Terminal(t.Context(), atoll.TerminalOptions{})
+	term, err := sb.Terminal(t.Context(), atoll.TerminalOptions{})
 	ok(t, err)
 	defer term.Close()
 	go func() { _, _ = io.WriteString(term.Stdin(), "echo first $DOOR; echo "+value+"; exit\n") }()
@@ -329,16 +329,16 @@ func TestRecordingsOfADaemonThatEnds(t *testing.T) {
 	var processes driver.Provider // which live on
 	d := m.Start(t, func(o *daemon.Options) {
 		open := o.Providers[0].Open
-		o.Providers[0].Open = func(h registry.Host) (p driver.Provider, err error) {
+		o.Providers[0].Open = func(h providerset.Host) (p driver.Provider, err error) {
 			processes, err = open(h)
 			return processes, err
 		}
 	})
-	box := create(t, daemontest.Client(t, d), sandbox.Spec{Name: "box"})
-	r, err := box.Record(t.Context(), viewing.NewRecording{})
+	sb := create(t, daemontest.Client(t, d), sandbox.Spec{Name: "box"})
+	r, err := sb.Record(t.Context(), viewing.NewRecording{})
 	ok(t, err)
 	ok(t, d.Close())
-	left, err := processes.Attach(t.Context(), box.ID())
+	left, err := processes.Attach(t.Context(), sb.ID())
 	ok(t, err)
 	ok(t, left.Destroy(t.Context()))
 	db := m.Store(t)
@@ -373,7 +373,7 @@ func TestRecordingsOfADaemonThatEnds(t *testing.T) {
 			}
 		}
 	}
-	if row := get("rec-nothing"); row.Reason != viewing.ReasonBoxDeath {
+	if row := get("rec-nothing"); row.Reason != viewing.ReasonSandboxDeath {
 		t.Errorf("without a file: %+v", row)
 	}
 	content, err := c.FetchRecording(t.Context(), "rec-killed")

@@ -6,7 +6,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/gateway"
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/eventtype"
@@ -19,7 +19,7 @@ func TestEventsIncludeDecisionsInTransit(t *testing.T) {
 	c := daemontest.Client(t, d)
 	id := create(t, c, sandbox.Spec{Name: "one"}).ID()
 	d.SetSettle(func(hear func(sandbox.ID, gateway.Event)) {
-		hear(id, gateway.Event{Verdict: wire.Denied, Kind: "tcp", Host: "late.test", Port: 80, Reason: "no rule allows it"})
+		hear(id, gateway.Event{Verdict: messages.Denied, Kind: "tcp", Host: "late.test", Port: 80, Reason: "no rule allows it"})
 	})
 	var found []string
 	q := sandbox.EventQuery{Ops: []string{string(ops.EgressFlow)}, Types: []string{eventtype.EgressDenied}, Sandbox: id}

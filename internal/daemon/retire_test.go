@@ -39,7 +39,7 @@ func TestResumedSessionKeepsItsArchive(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.Box, e.State = "", nil
+	e.Sandbox, e.State = "", nil
 	copied, err := c.Sessions().Resume(t.Context(), e, atoll.SessionOptions{Name: "second"})
 	if err != nil {
 		t.Fatal(err)

@@ -90,15 +90,15 @@ func (w *rightsWorld) renew(t *testing.T, kind string) {
 	var err error
 	switch kind {
 	case "sandboxes":
-		var box *atoll.Sandbox
-		box, err = w.owner.Create(ctx, sandbox.Spec{Name: name}, atoll.CreateOptions{})
+		var sb *atoll.Sandbox
+		sb, err = w.owner.Create(ctx, sandbox.Spec{Name: name}, atoll.CreateOptions{})
 		ok(t, err)
-		w.streams[kind] = w.stream(t, "/v1/sandboxes/"+string(box.ID()))
+		w.streams[kind] = w.stream(t, "/v1/sandboxes/"+string(sb.ID()))
 	case "snapshots":
-		var box *atoll.Sandbox
-		box, err = w.owner.Get(ctx, w.names["sandboxes"])
+		var sb *atoll.Sandbox
+		sb, err = w.owner.Get(ctx, w.names["sandboxes"])
 		ok(t, err)
-		_, err = box.Snapshot(ctx, durable.SnapshotRequest{Name: name})
+		_, err = sb.Snapshot(ctx, durable.SnapshotRequest{Name: name})
 	case "sessions":
 		var s *atoll.Session
 		s, err = w.owner.Sessions().Create(ctx, sandbox.Spec{}, atoll.SessionOptions{Name: name})
@@ -123,11 +123,11 @@ func (w *rightsWorld) renew(t *testing.T, kind string) {
 			return err
 		})
 	case "recordings":
-		var box *atoll.Sandbox
-		box, err = w.owner.Get(ctx, w.names["sandboxes"])
+		var sb *atoll.Sandbox
+		sb, err = w.owner.Get(ctx, w.names["sandboxes"])
 		ok(t, err)
 		err = w.db.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
-			r := viewing.Recording{ID: name, State: viewing.RecordingAvailable, Sandbox: box.ID(), Started: tx.Now()}
+			r := viewing.Recording{ID: name, State: viewing.RecordingAvailable, Sandbox: sb.ID(), Started: tx.Now()}
 			return tx.Recordings().Create(ctx, store.Recording{Recording: r, Tenant: "default"}, 1, 1)
 		})
 	default:
@@ -365,7 +365,7 @@ func TestAttackE2BRights(t *testing.T) {
 	w := newRightsWorld(t, func(o *daemon.Options) { o.E2B.Listen = "127.0.0.1:0" })
 	c := e2bClient{t, w.d.E2B().String()}
 	admin, n := w.with(t, ops.Admin), 0
-	box, _ := c.create(envd.Key(admin.token))
+	sb, _ := c.create(envd.Key(admin.token))
 	build := c.want(202, c.call("POST", "/v3/templates", `{"name":"building"}`, "X-API-Key", envd.Key(admin.token))).fields["buildID"].(string)
 	w.attack(t, routesOf(t, e2bFace), func(t *testing.T, r ops.Route, k caller) (bool, string) {
 		c.t = t
@@ -373,7 +373,7 @@ func TestAttackE2BRights(t *testing.T) {
 		if path == "" {
 			method, path = "GET", "/nowhere"
 		}
-		id := map[string]string{"sandboxes": box, "templates": w.names["templates"], "secrets": w.names["secrets"], "volumes": w.names["workspaces"]}
+		id := map[string]string{"sandboxes": sb, "templates": w.names["templates"], "secrets": w.names["secrets"], "volumes": w.names["workspaces"]}
 		path = strings.Replace(path, "{id}/builds", "building/builds", 1)
 		for kind, name := range id {
 			path = strings.Replace(path, "/"+kind+"/{id}", "/"+kind+"/"+name, 1)
@@ -381,7 +381,7 @@ func TestAttackE2BRights(t *testing.T) {
 		path = strings.NewReplacer("{build}", build, "{hash}", strings.Repeat("0", 64), "{what}/{name}", "tags/x", "{what}", "tags").Replace(path)
 		n++
 		body := strings.NewReplacer("NAME", fmt.Sprintf("new-%d", n), "TEMPLATE", w.names["templates"]).Replace(cmp.Or(e2bBodies[r.Name], "{}"))
-		a := c.call(method, path+"?sandbox_ids="+box, body, "X-API-Key", envd.Key(k.token), "Content-Type", "application/json")
+		a := c.call(method, path+"?sandbox_ids="+sb, body, "X-API-Key", envd.Key(k.token), "Content-Type", "application/json")
 		return refusal(a.status), fmt.Sprint(a.status, " ", string(a.body))
 	}, func(t *testing.T, r ops.Route) {
 		if strings.HasPrefix(r.Name, "GET ") {
@@ -390,7 +390,7 @@ func TestAttackE2BRights(t *testing.T) {
 		c.t = t
 		switch {
 		case strings.Contains(r.Name, "/sandboxes/"):
-			box, _ = c.create(envd.Key(admin.token))
+			sb, _ = c.create(envd.Key(admin.token))
 		case strings.Contains(r.Name, "/templates"):
 			w.renew(t, "templates")
 		case strings.Contains(r.Name, "/secrets"):
@@ -477,12 +477,12 @@ var bridgeBodies = map[string]string{
 func TestAttackBridgeRights(t *testing.T) {
 	w := newRightsWorld(t, func(o *daemon.Options) { o.Bridge.Listen = "127.0.0.1:0" })
 	admin := bridgeClient{e2bClient{t, w.d.Bridge().String()}, w.with(t, ops.Admin).token}
-	const box = "/v1/sandbox/mine"
+	const sb = "/v1/sandbox/mine"
 	prepare := func(t *testing.T) {
 		admin.t = t
-		admin.want(200, "", admin.do("POST", box+"/exec", `{"argv":["true"]}`))
-		admin.do("POST", box+"/session", `{"id":"s1"}`) // it may exist
-		admin.want(200, "", admin.do("POST", box+"/tunnel/8080", "{}"))
+		admin.want(200, "", admin.do("POST", sb+"/exec", `{"argv":["true"]}`))
+		admin.do("POST", sb+"/session", `{"id":"s1"}`) // it may exist
+		admin.want(200, "", admin.do("POST", sb+"/tunnel/8080", "{}"))
 	}
 	prepare(t)
 	w.attack(t, routesOf(t, bridgeFace), func(t *testing.T, r ops.Route, k caller) (bool, string) {
@@ -593,22 +593,22 @@ func TestAttackMCPRights(t *testing.T) {
 // least, with keys that are allowed the least.
 func TestAttackRightsOfSomeRequests(t *testing.T) {
 	w := newRightsWorld(t, func(o *daemon.Options) { o.E2B.Listen, o.Bridge.Listen = "127.0.0.1:0", "127.0.0.1:0" })
-	box := "/v1/sandboxes/" + w.names["sandboxes"]
-	desktop := box + "/streams/" + w.streams["sandboxes"]
+	sb := "/v1/sandboxes/" + w.names["sandboxes"]
+	desktop := sb + "/streams/" + w.streams["sandboxes"]
 	for _, tt := range []struct {
 		method, path, body string
 		verbs              []ops.Verb
 		refused            bool
 	}{
-		{"POST", box + "/computer", `{"actions":[{"action":"screenshot"}]}`, []ops.Verb{ops.Read}, false},
-		{"POST", box + "/computer", `{"actions":[{"action":"screenshot"},{"action":"type","text":"x"}]}`, []ops.Verb{ops.Read}, true},
-		{"POST", box + "/computer", `{"actions":[{"action":"screenshot"},{"action":"copy","text":"x"}]}`, []ops.Verb{ops.Read}, true},
-		{"POST", box + "/computer", `{"actions":[{"action":"screenshot"},{"action":"clipboard"}]}`, []ops.Verb{ops.Read}, true},
-		{"POST", box + "/streams", `{"kind":"desktop","port":5900,"mode":"control"}`, []ops.Verb{ops.Read}, true},
-		{"POST", box + "/streams", `{"kind":"port","port":80}`, []ops.Verb{ops.Read}, true},
-		{"POST", box + "/streams", `{"kind":"port","port":80}`, []ops.Verb{ops.Read, ops.Exec}, false},
+		{"POST", sb + "/computer", `{"actions":[{"action":"screenshot"}]}`, []ops.Verb{ops.Read}, false},
+		{"POST", sb + "/computer", `{"actions":[{"action":"screenshot"},{"action":"type","text":"x"}]}`, []ops.Verb{ops.Read}, true},
+		{"POST", sb + "/computer", `{"actions":[{"action":"screenshot"},{"action":"copy","text":"x"}]}`, []ops.Verb{ops.Read}, true},
+		{"POST", sb + "/computer", `{"actions":[{"action":"screenshot"},{"action":"clipboard"}]}`, []ops.Verb{ops.Read}, true},
+		{"POST", sb + "/streams", `{"kind":"desktop","port":5900,"mode":"control"}`, []ops.Verb{ops.Read}, true},
+		{"POST", sb + "/streams", `{"kind":"port","port":80}`, []ops.Verb{ops.Read}, true},
+		{"POST", sb + "/streams", `{"kind":"port","port":80}`, []ops.Verb{ops.Read, ops.Exec}, false},
 		{"POST", desktop + "/token", `{}`, []ops.Verb{ops.Exec}, true},
-		{"POST", box + "/previews", `{"port":80,"public":true}`, []ops.Verb{ops.Read, ops.Exec, ops.Write}, true},
+		{"POST", sb + "/previews", `{"port":80,"public":true}`, []ops.Verb{ops.Read, ops.Exec, ops.Write}, true},
 		{"PUT", "/v1/templates/" + w.names["templates"] + "/public", `{"public":true}`, []ops.Verb{ops.Read, ops.Exec, ops.Write}, true},
 		{"POST", "/v1/sandboxes", `{"name":"with-port","ports":[{"port":80}]}`, []ops.Verb{ops.Admin}, true},
 		{"POST", "/v1/sandboxes", `{"name":"with-mount","mounts":[{"source":"/etc","target":"/x"}]}`, []ops.Verb{ops.Admin}, true},

@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/identity"
+	"github.com/atoll-run/atoll/internal/idtoken"
 	"github.com/atoll-run/atoll/internal/mcpserver"
 	"github.com/atoll-run/atoll/internal/ops"
 	"github.com/atoll-run/atoll/internal/server/api"
@@ -45,7 +45,7 @@ const (
 // faces returns all routes of the daemon.
 func faces(t *testing.T) []face {
 	t.Helper()
-	issuer, err := identity.Open(filepath.Join(t.TempDir(), "identity.key"), nil)
+	issuer, err := idtoken.Open(filepath.Join(t.TempDir(), "identity.key"), nil)
 	ok(t, err)
 	e2b := e2bapi.New(e2bapi.Services{Identity: issuer}, e2bapi.Options{Secret: make([]byte, 32)})
 	bridge := bridgeapi.New(bridgeapi.Services{}, bridgeapi.Options{})

@@ -13,7 +13,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
@@ -217,7 +217,7 @@ func TestExclusiveCapture(t *testing.T) {
 		return nil
 	}
 	d := m.Start(t, func(o *daemon.Options) {
-		o.Providers = []registry.Entry{{Name: "pausing", Open: func(registry.Host) (driver.Provider, error) {
+		o.Providers = []providerset.Entry{{Name: "pausing", Open: func(providerset.Host) (driver.Provider, error) {
 			return pausing{fake.New(fake.Options{World: m.World, Fault: fault, Limited: true, SnapshotDir: m.Dir + "/snapshots"})}, nil
 		}}}
 	})

@@ -33,11 +33,11 @@ func TestSandboxesAreMetered(t *testing.T) {
 	c := daemontest.Client(t, m.Start(t, nil))
 	for team, run := range map[string]func(t *testing.T, labels map[string]string){
 		"plain": func(t *testing.T, labels map[string]string) {
-			box := create(t, c, sandbox.Spec{Name: "plain", Labels: labels})
-			if _, err := box.Run(t.Context(), sandbox.Command{Shell: "echo ok"}, atoll.RunOptions{}); err != nil {
+			sb := create(t, c, sandbox.Spec{Name: "plain", Labels: labels})
+			if _, err := sb.Run(t.Context(), sandbox.Command{Shell: "echo ok"}, atoll.RunOptions{}); err != nil {
 				t.Fatal(err)
 			}
-			if err := box.Destroy(t.Context()); err != nil {
+			if err := sb.Destroy(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -85,10 +85,10 @@ func TestSandboxTimeSurvivesCrashes(t *testing.T) {
 			first := m.Start(t, func(o *daemon.Options) { o.Fault = crashAt(point) })
 			c := daemontest.Client(t, first)
 			began := time.Now()
-			box := create(t, c, sandbox.Spec{Name: "one", Labels: map[string]string{"team": "red"}})
+			sb := create(t, c, sandbox.Spec{Name: "one", Labels: map[string]string{"team": "red"}})
 			made := time.Now()
 			if point != "" {
-				wantCode(t, box.Destroy(t.Context()), sandbox.CodeInternal)
+				wantCode(t, sb.Destroy(t.Context()), sandbox.CodeInternal)
 			}
 			if err := first.Close(); err != nil {
 				t.Fatal(err)
@@ -96,9 +96,9 @@ func TestSandboxTimeSurvivesCrashes(t *testing.T) {
 			sure := time.Since(made) // it ran while no daemon did, unless it was removed before
 			c = daemontest.Client(t, m.Start(t, nil))
 			agree(t, m, c)
-			if box, err := c.Get(t.Context(), "one"); err == nil {
+			if sb, err := c.Get(t.Context(), "one"); err == nil {
 				sure = time.Since(made)
-				if err := box.Destroy(t.Context()); err != nil {
+				if err := sb.Destroy(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 			} else if point != "destroy.done" {

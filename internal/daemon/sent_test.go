@@ -130,13 +130,13 @@ func TestAttackDigestOfAnotherTenant(t *testing.T) {
 	from := s.Receipt().From.Archive
 	for name, change := range map[string]func(*durable.Envelope){
 		"as it is":                  func(*durable.Envelope) {},
-		"without a sandbox":         func(e *durable.Envelope) { e.Box, e.State, e.Binding = "", nil, "" },
-		"without anything else":     func(e *durable.Envelope) { e.Box, e.State, e.Binding, e.Archive = "", nil, "", nil },
-		"with the victim's archive": func(e *durable.Envelope) { e.Box, e.Archive = "", from },
+		"without a sandbox":         func(e *durable.Envelope) { e.Sandbox, e.State, e.Binding = "", nil, "" },
+		"without anything else":     func(e *durable.Envelope) { e.Sandbox, e.State, e.Binding, e.Archive = "", nil, "", nil },
+		"with the victim's archive": func(e *durable.Envelope) { e.Sandbox, e.Archive = "", from },
 		"with an archive that he says is another installation's": func(e *durable.Envelope) {
 			a := *from
 			a.Binding = "0123456789abcdef"
-			e.Box, e.Archive = "", &a
+			e.Sandbox, e.Archive = "", &a
 		},
 		"the victim's own": func(e *durable.Envelope) { *e = owned; e.Archive = from },
 	} {
@@ -194,7 +194,7 @@ func TestArchivesInASharedBucket(t *testing.T) {
 	}
 	untilCold(t, first, "agent")
 	e, err := s.Envelope(t.Context())
-	if err != nil || e.Box != "" || e.Archive == nil || e.Archive.Kind != "tar" {
+	if err != nil || e.Sandbox != "" || e.Archive == nil || e.Archive.Kind != "tar" {
 		t.Fatalf("%+v, %v; want an archive alone", e, err)
 	}
 	key, err := os.ReadFile(filepath.Join(m.Dir, "workspace.key"))

@@ -82,17 +82,17 @@ func (p published) Published(ctx context.Context) ([]sandbox.Publication, error)
 	return p.ports.List(ctx)
 }
 
-// box adapts a sandbox to the API.
-type box struct{ *exec.Handle }
+// apiSandbox adapts a sandbox to the API.
+type apiSandbox struct{ *exec.Handle }
 
-func (b box) Files() api.Files { return b.Sandbox.Files() }
+func (b apiSandbox) Files() api.Files { return b.Sandbox.Files() }
 
-func (p processes) Open(ctx context.Context, ref string) (api.Box, error) {
+func (p processes) Open(ctx context.Context, ref string) (api.Sandbox, error) {
 	b, err := p.Service.Open(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	return box{b}, nil
+	return apiSandbox{b}, nil
 }
 
 // neededImages returns images that must not be removed, because sandboxes will

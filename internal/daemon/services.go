@@ -22,7 +22,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/eventlog"
 	"github.com/atoll-run/atoll/internal/fleet"
-	"github.com/atoll-run/atoll/internal/identity"
+	"github.com/atoll-run/atoll/internal/idtoken"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/ownaddr"
@@ -39,8 +39,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// openPlane opens the control plane with its store, policies and gateway.
-func (d *Daemon) openPlane(ctx context.Context) error {
+// openControl opens the control plane with its store, policies and gateway.
+func (d *Daemon) openControl(ctx context.Context) error {
 	d.gate = admission.New(admission.Config{Memory: d.opts.memory})
 	config := services.Config{
 		Provider: d.opts.Provider, Shared: d.opts.SharedProviders, Scratch: d.node.Dir(), Builds: d.buildDir(),
@@ -175,7 +175,7 @@ func (d *Daemon) openKeys(_ context.Context, config *services.Config) error {
 	if config.Sealer, err = secret.OpenSealer(filepath.Join(d.node.Dir(), "secret.key")); err != nil {
 		return err
 	}
-	if d.identity, err = identity.Open(filepath.Join(d.node.Dir(), "identity.key"), nil); err != nil {
+	if d.identity, err = idtoken.Open(filepath.Join(d.node.Dir(), "identity.key"), nil); err != nil {
 		return err
 	}
 	config.Identities = d.identity

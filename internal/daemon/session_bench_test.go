@@ -19,13 +19,13 @@ func BenchmarkSession(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer s.Close()
-	box, err := c.Get(b.Context(), string(s.Receipt().Sandbox))
+	sb, err := c.Get(b.Context(), string(s.Receipt().Sandbox))
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.Run("sandbox", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := box.Files().Stat(b.Context(), "/"); err != nil {
+			if _, err := sb.Files().Stat(b.Context(), "/"); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -371,7 +371,7 @@ func TestEnvelopes(t *testing.T) {
 	s := openSession(t, c, sandbox.Spec{Env: map[string]string{"TOKEN": "sesame"}}, atoll.SessionOptions{Name: "agent"})
 	runShell(t, s, "echo kept > /x")
 	e, err := s.Envelope(t.Context())
-	if err != nil || e.Box != string(s.Receipt().Sandbox) {
+	if err != nil || e.Sandbox != string(s.Receipt().Sandbox) {
 		t.Fatalf("%+v, %v", e, err)
 	}
 	if text, _ := json.Marshal(e); strings.Contains(string(text), "sesame") {
@@ -384,7 +384,7 @@ func TestEnvelopes(t *testing.T) {
 	_ = same.Close()
 
 	changed := e
-	changed.Box = "sb-another"
+	changed.Sandbox = "sb-another"
 	_, err = c.Sessions().Resume(t.Context(), changed, atoll.SessionOptions{})
 	wantCode(t, err, sandbox.CodeNotFound)
 
@@ -403,7 +403,7 @@ func TestEnvelopes(t *testing.T) {
 	if e, err = s.Envelope(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	e.Box, e.State = "", nil
+	e.Sandbox, e.State = "", nil
 	copied, err := c.Sessions().Resume(t.Context(), e, atoll.SessionOptions{Name: "copy"})
 	if err != nil || copied.Receipt().Outcome != durable.OutcomeRebuilt {
 		t.Fatalf("from the archive: %+v, %v", copied, err)
@@ -452,7 +452,7 @@ func TestAttackSessionOfAnotherTenant(t *testing.T) {
 	_, err = attacker.Sessions().Resume(t.Context(), e, atoll.SessionOptions{Name: "theft"})
 	wantCode(t, err, sandbox.CodeNotFound)
 	forged := e
-	forged.Box = ""
+	forged.Sandbox = ""
 	forged.Spec.Mounts = []sandbox.Mount{{Source: "/", Target: "/host"}}
 	for name, c := range map[string]*atoll.Client{"the attacker": attacker, "the owner of the machine": daemontest.Client(t, d)} {
 		if _, err := c.Sessions().Resume(t.Context(), forged, atoll.SessionOptions{}); sandbox.CodeOf(err) != sandbox.CodeDenied {

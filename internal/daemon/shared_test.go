@@ -111,7 +111,7 @@ func TestSharedQuota(t *testing.T) {
 	}
 	other := daemontest.Bearer(t, d2, k.Token)
 	if err := openStore(t, address).Update(t.Context(), func(tx *store.Tx) error {
-		return tx.Tenants().SetLimits(t.Context(), "acme", operator.Limits{Boxes: 3})
+		return tx.Tenants().SetLimits(t.Context(), "acme", operator.Limits{Sandboxes: 3})
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
@@ -130,7 +130,7 @@ func TestSpecReachesEveryLayer(t *testing.T) {
 	m := daemontest.New(t)
 	r := &recorder{Provider: fake.New(fake.Options{World: m.World, Limited: true, Isolation: sandbox.IsolationHardware})}
 	d := m.Start(t, func(o *daemon.Options) {
-		o.Providers = []registry.Entry{{Name: "recorder", Open: func(registry.Host) (driver.Provider, error) { return r, nil }}}
+		o.Providers = []providerset.Entry{{Name: "recorder", Open: func(providerset.Host) (driver.Provider, error) { return r, nil }}}
 	})
 	c := daemontest.Client(t, d)
 	if _, err := c.CreateWorkspace(t.Context(), durable.NewWorkspace{Name: "notes"}); err != nil {

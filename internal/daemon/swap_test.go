@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/driver/faults"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
@@ -40,19 +40,19 @@ func newHarbour(t *testing.T) *harbour {
 		}
 		return nil
 	}
-	entry := func(name string, world *fake.World, i *faults.Injector, fault func(string) error) registry.Entry {
-		return registry.Entry{Name: name, Open: func(registry.Host) (driver.Provider, error) {
+	entry := func(name string, world *fake.World, i *faults.Injector, fault func(string) error) providerset.Entry {
+		return providerset.Entry{Name: name, Open: func(providerset.Host) (driver.Provider, error) {
 			return faults.Provider(fake.New(fake.Options{World: world, Binding: name, Limited: true, Fault: fault}), i), nil
 		}}
 	}
-	machine := registry.Entry{Name: "machine", Open: func(registry.Host) (driver.Provider, error) {
+	machine := providerset.Entry{Name: "machine", Open: func(providerset.Host) (driver.Provider, error) {
 		return sharing{fake.New(fake.Options{Binding: "machine", Limited: true})}, nil
 	}}
-	laptop := registry.Entry{Name: "laptop", Open: func(registry.Host) (driver.Provider, error) {
+	laptop := providerset.Entry{Name: "laptop", Open: func(providerset.Host) (driver.Provider, error) {
 		return owned{sharing{fake.New(fake.Options{Binding: "laptop", Limited: true})}}, nil
 	}}
 	d := h.machine.Start(t, func(o *daemon.Options) {
-		o.Providers = []registry.Entry{entry("one", &worlds[0], &h.one, nil), entry("two", &worlds[1], &h.two, fault), machine, laptop}
+		o.Providers = []providerset.Entry{entry("one", &worlds[0], &h.one, nil), entry("two", &worlds[1], &h.two, fault), machine, laptop}
 		o.SessionGrace = 2 * time.Second // sweeps every second
 	})
 	h.Client = daemontest.Client(t, d)
@@ -113,8 +113,8 @@ func TestSwapThereAndBack(t *testing.T) {
 	if got := runShell(t, s, "cat /workspace/sub/note; echo $TOKEN"); got != "kept\nsesame" {
 		t.Errorf("after the move it has %q, want its file and its environment", got)
 	}
-	if box := h.alone(t); box.Provider != "two" || box.Labels["team"] != "a" {
-		t.Errorf("the sandbox is %+v, want one of two with the label of the session", box)
+	if sb := h.alone(t); sb.Provider != "two" || sb.Labels["team"] != "a" {
+		t.Errorf("the sandbox is %+v, want one of two with the label of the session", sb)
 	}
 	runShell(t, s, "echo more > /workspace/more; rm /workspace/sub/note")
 	if r := mustSwap(t, s, "default"); r.Provider != "one" || r.Epoch != 3 {
@@ -123,8 +123,8 @@ func TestSwapThereAndBack(t *testing.T) {
 	if got := runShell(t, s, "cat /workspace/more; ls /workspace/sub"); got != "more" {
 		t.Errorf("back it has %q, want %q", got, "more")
 	}
-	if box := h.alone(t); box.Provider != "one" {
-		t.Errorf("the sandbox is %+v, want one of one", box)
+	if sb := h.alone(t); sb.Provider != "one" {
+		t.Errorf("the sandbox is %+v, want one of one", sb)
 	}
 	events, err := logged(t, h.Client, "route.swapped")
 	if err != nil || len(events) != 2 || events[0].Epoch != 2 || events[1].Epoch != 3 || events[0].Subject != "agent" {
@@ -292,8 +292,8 @@ func TestFailuresLeaveOneSandbox(t *testing.T) {
 			if (err == nil && out.Swapped) != tt.moves {
 				t.Fatalf("the swap: %+v, %v; want moved %v", out, err, tt.moves)
 			}
-			if box := h.alone(t); (box.ID == first) == tt.moves {
-				t.Errorf("left is %s of %s, want the first, %s: %v", box.ID, box.Provider, first, !tt.moves)
+			if sb := h.alone(t); (sb.ID == first) == tt.moves {
+				t.Errorf("left is %s of %s, want the first, %s: %v", sb.ID, sb.Provider, first, !tt.moves)
 			}
 			if got := runShell(t, s, "cat /workspace/note"); got != "kept" {
 				t.Errorf("it has %q, want %q", got, "kept")

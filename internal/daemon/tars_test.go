@@ -13,7 +13,7 @@ import (
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/snapshotstore/archive"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/internal/workspace/worktree"
@@ -23,7 +23,7 @@ import (
 
 // withoutSnapshots has a daemon make sandboxes with a provider that takes none.
 func withoutSnapshots(m *daemontest.Machine, o *daemon.Options) {
-	o.Providers = []registry.Entry{{Name: "fake", Open: func(registry.Host) (driver.Provider, error) {
+	o.Providers = []providerset.Entry{{Name: "fake", Open: func(providerset.Host) (driver.Provider, error) {
 		return fake.New(fake.Options{World: m.World, Fault: m.Fault, Limited: true}), nil
 	}}}
 }
@@ -107,7 +107,7 @@ func TestReplacedArchivesAreRemoved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.Box, e.State = "", nil
+	e.Sandbox, e.State = "", nil
 	for _, tt := range []struct {
 		name   string
 		change func(a *durable.Archive)
@@ -201,8 +201,8 @@ func TestArchivesAfterMoves(t *testing.T) {
 	t.Parallel()
 	m := daemontest.New(t)
 	worlds := map[string]*fake.World{"whole": {}, "bare": {}}
-	entry := func(name string, snapshots bool) registry.Entry {
-		return registry.Entry{Name: name, Open: func(h registry.Host) (driver.Provider, error) {
+	entry := func(name string, snapshots bool) providerset.Entry {
+		return providerset.Entry{Name: name, Open: func(h providerset.Host) (driver.Provider, error) {
 			opts := fake.Options{World: worlds[name], Binding: name, Limited: true}
 			if snapshots {
 				opts.SnapshotDir = h.Snapshots
@@ -210,7 +210,7 @@ func TestArchivesAfterMoves(t *testing.T) {
 			return fake.New(opts), nil
 		}}
 	}
-	c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) { o.Providers = []registry.Entry{entry("whole", true), entry("bare", false)} }))
+	c := daemontest.Client(t, m.Start(t, func(o *daemon.Options) { o.Providers = []providerset.Entry{entry("whole", true), entry("bare", false)} }))
 	s := openSession(t, c, sandbox.Spec{}, atoll.SessionOptions{Name: "agent"})
 	save := func(kind string) *durable.Archive {
 		t.Helper()

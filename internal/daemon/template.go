@@ -86,8 +86,8 @@ func (d *Daemon) openTemplates() (*imageBuilder, error) {
 
 func (d *Daemon) buildDir() string { return filepath.Join(d.node.Dir(), "builds") }
 
-func (t *imageBuilder) Build(ctx context.Context, boxes template.Boxes, req template.Request) (*template.Result, error) {
-	b := &template.Builder{Images: images{t.images}, Boxes: boxes, Cache: t.cache}
+func (t *imageBuilder) Build(ctx context.Context, sandboxes template.Sandboxes, req template.Request) (*template.Result, error) {
+	b := &template.Builder{Images: images{t.images}, Sandboxes: sandboxes, Cache: t.cache}
 	return b.Build(ctx, req)
 }
 

@@ -84,15 +84,15 @@ func attempts(ctx context.Context, c *atoll.Client, ref string, id sandbox.ID) m
 func TestAttackTenantsDoNotMeet(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	owner, other := daemontest.Client(t, d), bearer(t, d, "other", "admin")
-	box := create(t, owner, sandbox.Spec{Name: "mine", Labels: map[string]string{"a": "b"}})
-	if _, err := box.Files().Write(t.Context(), "/secret", strings.NewReader("x"), atoll.WriteOptions{}); err != nil {
+	sb := create(t, owner, sandbox.Spec{Name: "mine", Labels: map[string]string{"a": "b"}})
+	if _, err := sb.Files().Write(t.Context(), "/secret", strings.NewReader("x"), atoll.WriteOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	never := attempts(t.Context(), other, "never-was", "sb-neverwas00000")
-	for _, ref := range []string{"mine", string(box.ID())} {
-		for what, err := range attempts(t.Context(), other, ref, box.ID()) {
+	for _, ref := range []string{"mine", string(sb.ID())} {
+		for what, err := range attempts(t.Context(), other, ref, sb.ID()) {
 			wantCode(t, err, sandbox.CodeNotFound)
-			hide := strings.NewReplacer("mine", "REF", string(box.ID()), "REF", "never-was", "REF", "sb-neverwas00000", "REF")
+			hide := strings.NewReplacer("mine", "REF", string(sb.ID()), "REF", "never-was", "REF", "sb-neverwas00000", "REF")
 			if got, want := hide.Replace(err.Error()), hide.Replace(never[what].Error()); got != want {
 				t.Errorf("%s tells them apart: %q, %q", what, got, want)
 			}
@@ -104,12 +104,12 @@ func TestAttackTenantsDoNotMeet(t *testing.T) {
 	// The same name is free for everybody else.
 	create(t, other, sandbox.Spec{Name: "mine"})
 	for s, err := range other.List(t.Context(), atoll.ListOptions{}) {
-		if err != nil || s.ID == box.ID() {
+		if err != nil || s.ID == sb.ID() {
 			t.Errorf("%+v %v", s, err)
 		}
 	}
 	for e, err := range other.Events(t.Context(), sandbox.EventQuery{}) {
-		if err != nil || e.Sandbox == box.ID() {
+		if err != nil || e.Sandbox == sb.ID() {
 			t.Errorf("an event of another tenant: %+v %v", e, err)
 		}
 	}
@@ -122,12 +122,12 @@ func TestAttackTenantsDoNotMeet(t *testing.T) {
 func TestKeysAllowWhatTheySay(t *testing.T) {
 	d := daemontest.New(t).Start(t, nil)
 	owner, ctx := daemontest.Client(t, d), t.Context()
-	box := create(t, owner, sandbox.Spec{Name: "one"})
+	sb := create(t, owner, sandbox.Spec{Name: "one"})
 	reader := bearer(t, d, "", "read")
 	if _, err := reader.Get(ctx, "one"); err != nil {
 		t.Error(err)
 	}
-	s := atoll.Handle(reader, box.ID())
+	s := atoll.Handle(reader, sb.ID())
 	_, runErr := s.Run(ctx, sandbox.Command{Shell: "true"}, atoll.RunOptions{})
 	_, execErr := s.Exec(ctx, sandbox.Command{Shell: "true"})
 	_, createErr := reader.Create(ctx, sandbox.Spec{}, atoll.CreateOptions{})

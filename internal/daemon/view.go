@@ -20,18 +20,18 @@ import (
 	"github.com/atoll-run/atoll/sandbox/viewing"
 )
 
-// codeBox adapts a sandbox to the code interpreter.
-type codeBox struct{ *exec.Handle }
+// codeSandbox adapts a sandbox to the code interpreter.
+type codeSandbox struct{ *exec.Handle }
 
-func (b codeBox) Write(ctx context.Context, path string, content io.Reader, opts driver.WriteOptions) error {
+func (b codeSandbox) Write(ctx context.Context, path string, content io.Reader, opts driver.WriteOptions) error {
 	_, err := b.Files().Write(ctx, path, content, opts)
 	return err
 }
 
-// sourceBox adapts a sandbox to the services for source code.
-type sourceBox struct{ *exec.Handle }
+// sourceSandbox adapts a sandbox to the services for source code.
+type sourceSandbox struct{ *exec.Handle }
 
-func (b sourceBox) Files() code.Files { return b.Sandbox.Files() }
+func (b sourceSandbox) Files() code.Files { return b.Sandbox.Files() }
 
 // openView opens the streams for viewers, and the desktop and the code
 // interpreter of sandboxes. It needs the other services.
@@ -49,9 +49,9 @@ func (d *Daemon) openView() error {
 	})
 	d.code = interpreter.New(interpreter.Config{
 		Guard: s.Guard, Find: s.Sandboxes.Public().Get, Dial: s.Exec.DialPort,
-		Open: func(ctx context.Context, ref string) (interpreter.Box, error) {
-			box, err := s.Exec.Open(ctx, ref)
-			return codeBox{box}, err
+		Open: func(ctx context.Context, ref string) (interpreter.Sandbox, error) {
+			sb, err := s.Exec.Open(ctx, ref)
+			return codeSandbox{sb}, err
 		},
 		Own: func(ctx context.Context, id sandbox.ID) (context.Context, error) {
 			ctx, _, err := s.Sandboxes.Entrance.Enter(ctx, id, "")
@@ -60,9 +60,9 @@ func (d *Daemon) openView() error {
 	})
 	d.source = code.New(code.Config{
 		Guard: s.Guard, Find: s.Sandboxes.Public().Get,
-		Open: func(ctx context.Context, ref string) (code.Box, error) {
-			box, err := s.Exec.Open(ctx, ref)
-			return sourceBox{box}, err
+		Open: func(ctx context.Context, ref string) (code.Sandbox, error) {
+			sb, err := s.Exec.Open(ctx, ref)
+			return sourceSandbox{sb}, err
 		},
 	})
 	d.view = view.New(view.Config{
@@ -72,10 +72,10 @@ func (d *Daemon) openView() error {
 			_, err := d.desk.Start(ctx, ref, viewing.Screen{}, true)
 			return err
 		},
-		Streamed: func(ctx context.Context, box sandbox.Sandbox, port uint16) error {
-			own, err := d.ownScreen(ctx, box)
+		Streamed: func(ctx context.Context, sb sandbox.Sandbox, port uint16) error {
+			own, err := d.ownScreen(ctx, sb)
 			if err == nil && own && port != desk.VNCPort {
-				err = desk.AsItIs(box.Name)
+				err = desk.AsItIs(sb.Name)
 			}
 			return err
 		},
@@ -98,11 +98,11 @@ func (d *Daemon) openView() error {
 		Redactor: func(ctx context.Context, id sandbox.ID) (*secret.Redactor, error) {
 			ctx, cancel := context.WithCancel(ctx) // the sandbox is in use until ctx ends
 			defer cancel()
-			box, err := s.Exec.Open(ctx, string(id))
+			sb, err := s.Exec.Open(ctx, string(id))
 			if err != nil {
 				return nil, err
 			}
-			return box.Redactor(), nil
+			return sb.Redactor(), nil
 		},
 	})
 	if err == nil {
@@ -114,18 +114,18 @@ func (d *Daemon) openView() error {
 // ownScreen reports whether the screen of a sandbox is that of a self-hosted
 // machine itself. An error: the owner does not share it. A machine that is offline
 // is asked when it is used.
-func (d *Daemon) ownScreen(ctx context.Context, box sandbox.Sandbox) (bool, error) {
+func (d *Daemon) ownScreen(ctx context.Context, sb sandbox.Sandbox) (bool, error) {
 	who, err := guard.Principal(ctx)
 	if err != nil {
 		return false, err
 	}
-	m, err := d.services.Machines.State(ctx, who.Tenant, box.Provider)
+	m, err := d.services.Machines.State(ctx, who.Tenant, sb.Provider)
 	if err != nil || m == nil || !m.Own {
 		return false, err
 	}
 	if m.Liveness == catalog.MachineOnline && !m.Consented {
 		return true, &sandbox.Error{
-			Code: sandbox.CodeDenied, Subject: box.Name, Message: "the owner of the machine does not share its screen (" + string(catalog.ConsentRequired) + ")",
+			Code: sandbox.CodeDenied, Subject: sb.Name, Message: "the owner of the machine does not share its screen (" + string(catalog.ConsentRequired) + ")",
 			Hint: "the owner shares it there with: atoll machine screen on",
 		}
 	}

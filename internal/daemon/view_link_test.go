@@ -403,9 +403,9 @@ func TestLinksOverTLS(t *testing.T) {
 	m.Host = true
 	d := m.Start(t, func(o *daemon.Options) { o.Listen, o.TLS, o.Hosts = "127.0.0.1:0", config, []string{"example.com"} })
 	c := daemontest.Client(t, d)
-	box := create(t, c, sandbox.Spec{Name: "box"})
-	t.Cleanup(func() { _ = box.Destroy(context.WithoutCancel(t.Context())) })
-	s, err := box.OpenStream(t.Context(), viewing.NewStream{Kind: "terminal", Link: true})
+	sb := create(t, c, sandbox.Spec{Name: "box"})
+	t.Cleanup(func() { _ = sb.Destroy(context.WithoutCancel(t.Context())) })
+	s, err := sb.OpenStream(t.Context(), viewing.NewStream{Kind: "terminal", Link: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -276,11 +276,11 @@ func TestTerminalsOfTheLibraryReconnect(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	box, err := c.Get(t.Context(), "box")
+	sb, err := c.Get(t.Context(), "box")
 	if err != nil {
 		t.Fatal(err)
 	}
-	term, err := box.Terminal(t.Context(), atoll.TerminalOptions{})
+	term, err := sb.Terminal(t.Context(), atoll.TerminalOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

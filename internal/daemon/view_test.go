@@ -63,8 +63,8 @@ func newViewing(t *testing.T, set ...func(*daemon.Options)) *viewers {
 		}
 		v.key[name], v.id[name] = made.Token, made.ID
 	}
-	box := create(t, daemontest.Bearer(t, d, v.key["acme"]), sandbox.Spec{Name: "box"})
-	t.Cleanup(func() { _ = box.Destroy(context.WithoutCancel(t.Context())) })
+	sb := create(t, daemontest.Bearer(t, d, v.key["acme"]), sandbox.Spec{Name: "box"})
+	t.Cleanup(func() { _ = sb.Destroy(context.WithoutCancel(t.Context())) })
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

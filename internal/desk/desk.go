@@ -51,7 +51,7 @@ type Config struct {
 	Open func(ctx context.Context, ref string) (Commands, error)
 	// Own reports whether the screen of a sandbox is that of a person's machine,
 	// which is used as it is. An error: its owner does not share it. It may be nil.
-	Own func(ctx context.Context, box sandbox.Sandbox) (bool, error)
+	Own func(ctx context.Context, sb sandbox.Sandbox) (bool, error)
 	// Used is called before actions of callers who may use the desktop. It may be
 	// nil.
 	Used func(ctx context.Context, id sandbox.ID)
@@ -113,7 +113,7 @@ func (s *Service) Start(ctx context.Context, ref string, want viewing.Screen, vn
 			out.Port = VNCPort
 			return nil
 		}
-		out, err = Ensure(ctx, d.box, want, vnc)
+		out, err = Ensure(ctx, d.sandbox, want, vnc)
 		return err
 	})
 	return out, err
@@ -135,14 +135,14 @@ func (s *Service) use(ctx context.Context, ref string, does ops.Op, do func(ctx 
 	if err != nil {
 		return err
 	}
-	box, err := s.cfg.Find(ctx, ref)
+	sb, err := s.cfg.Find(ctx, ref)
 	if err != nil {
 		return err
 	}
-	return s.cfg.Guard.Do(ctx, does, guard.Subject{Sandbox: box.ID, Name: box.Name}, func(ctx context.Context) error {
-		d := &desktop{may: who.AllowIn(box.ID, ops.ComputerAct) == nil}
+	return s.cfg.Guard.Do(ctx, does, guard.Subject{Sandbox: sb.ID, Name: sb.Name}, func(ctx context.Context) error {
+		d := &desktop{may: who.AllowIn(sb.ID, ops.ComputerAct) == nil}
 		if s.cfg.Own != nil {
-			if d.own, err = s.cfg.Own(ctx, box); err != nil {
+			if d.own, err = s.cfg.Own(ctx, sb); err != nil {
 				return err
 			}
 		}
@@ -153,18 +153,18 @@ func (s *Service) use(ctx context.Context, ref string, does ops.Op, do func(ctx 
 		}
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		if d.box, err = s.cfg.Open(ctx, string(box.ID)); err != nil {
+		if d.sandbox, err = s.cfg.Open(ctx, string(sb.ID)); err != nil {
 			return err
 		}
-		return do(ctx, box.ID, d)
+		return do(ctx, sb.ID, d)
 	})
 }
 
 // desktop is the desktop of an open sandbox.
 type desktop struct {
-	box Commands
-	may bool // the caller could run commands, and so start it
-	own bool // a person's, which is not started
+	sandbox Commands
+	may     bool // the caller could run commands, and so start it
+	own     bool // a person's, which is not started
 }
 
 func (d *desktop) do(ctx context.Context, s *step, out *viewing.ComputerResult) error {
@@ -247,7 +247,7 @@ func pictureOf(png []byte) *viewing.Screenshot {
 // run runs the command of a step. If there is no display, it is started first.
 func (d *desktop) run(ctx context.Context, s *step, most int64) ([]byte, error) {
 	args := append([]string{"/bin/sh", "-c", `export DISPLAY="${DISPLAY:-:0}"; exec "$@"`, "computer"}, s.args...)
-	r, err := execute(ctx, d.box, args, s.stdin, budget+s.extra, most)
+	r, err := execute(ctx, d.sandbox, args, s.stdin, budget+s.extra, most)
 	if err == nil && r.noDisplay() {
 		if d.own {
 			return nil, &sandbox.Error{
@@ -258,10 +258,10 @@ func (d *desktop) run(ctx context.Context, s *step, most int64) ([]byte, error) 
 		if !d.may {
 			return nil, &sandbox.Error{Code: sandbox.CodeConflict, Op: op, Message: "no desktop runs in the sandbox", Hint: "start it with: atoll computer start SANDBOX"}
 		}
-		if _, err := Ensure(ctx, d.box, viewing.Screen{}, false); err != nil {
+		if _, err := Ensure(ctx, d.sandbox, viewing.Screen{}, false); err != nil {
 			return nil, err
 		}
-		r, err = execute(ctx, d.box, args, s.stdin, budget+s.extra, most)
+		r, err = execute(ctx, d.sandbox, args, s.stdin, budget+s.extra, most)
 	}
 	if err != nil {
 		return nil, err
@@ -299,8 +299,8 @@ func (r *result) failure(program string) error {
 
 // execute runs a command and returns at most so much of its output. More is an
 // error, because the output would be cut.
-func execute(ctx context.Context, box Commands, args []string, stdin string, timeout time.Duration, most int64) (*result, error) {
-	p, err := box.Exec(ctx, sandbox.Command{Args: args, Stdin: stdin != "", Timeout: timeout})
+func execute(ctx context.Context, sb Commands, args []string, stdin string, timeout time.Duration, most int64) (*result, error) {
+	p, err := sb.Exec(ctx, sandbox.Command{Args: args, Stdin: stdin != "", Timeout: timeout})
 	if err != nil {
 		if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 			return nil, missing(err)

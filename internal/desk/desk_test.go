@@ -143,7 +143,7 @@ func TestScreenshotsAreNeverEmpty(t *testing.T) {
 		{"no scrot", []ending{{code: 127}}, 1, sandbox.CodeUnsupported},
 	} {
 		s := &script{ends: c.ends}
-		d := desktop{box: s, may: true}
+		d := desktop{sandbox: s, may: true}
 		got, err := d.screenshot(t.Context(), &shot)
 		if sandbox.CodeOf(err) != c.want || len(s.ran) != c.runs {
 			t.Errorf("%s: %v after %d attempts, want %q after %d", c.name, err, len(s.ran), c.want, c.runs)
@@ -201,7 +201,7 @@ func TestClipboards(t *testing.T) {
 		"no xclip":      {ending{code: 127, stderr: "sh: xclip: not found"}, "", sandbox.CodeUnsupported},
 	} {
 		var out viewing.ComputerResult
-		d := desktop{box: &script{ends: []ending{c.e}}, may: true}
+		d := desktop{sandbox: &script{ends: []ending{c.e}}, may: true}
 		err := d.do(t.Context(), &read, &out)
 		if sandbox.CodeOf(err) != c.code || (err == nil) != (out.Clipboard != nil) || out.Clipboard != nil && *out.Clipboard != c.want {
 			t.Errorf("%s: %v, %v", name, out.Clipboard, err)
@@ -214,22 +214,22 @@ func TestDesktopsAreStartedWhenUsed(t *testing.T) {
 	click, _ := plan(&viewing.ComputerAction{Action: "click"})
 	none := ending{code: 1, stderr: "Error: Can't open display: :0\nFailed creating new xdo instance."}
 	s := &script{ends: []ending{none, {stdout: "desktop 1280x800\n"}, {}}}
-	d := desktop{box: s, may: true}
+	d := desktop{sandbox: s, may: true}
 	if err := d.do(t.Context(), &click, &viewing.ComputerResult{}); err != nil || len(s.ran) != 3 || s.ran[0] != s.ran[2] || !strings.Contains(s.ran[1], "Xvfb") {
 		t.Errorf("%v, ran %q", err, s.ran)
 	}
 	s = &script{ends: []ending{none}}
-	d = desktop{box: s}
+	d = desktop{sandbox: s}
 	if err := d.do(t.Context(), &click, &viewing.ComputerResult{}); sandbox.CodeOf(err) != sandbox.CodeConflict || slices.ContainsFunc(s.ran, func(c string) bool { return strings.Contains(c, "Xvfb") }) {
 		t.Errorf("without the right to: %v, ran %q", err, s.ran)
 	}
 	s = &script{ends: []ending{none}}
-	d = desktop{box: s, may: true, own: true}
+	d = desktop{sandbox: s, may: true, own: true}
 	if err := d.do(t.Context(), &click, &viewing.ComputerResult{}); sandbox.CodeOf(err) != sandbox.CodeConflict || len(s.ran) != 1 {
 		t.Errorf("a person's screen that is not there: %v, ran %q", err, s.ran)
 	}
 	s = &script{ends: []ending{{stderr: "(symbol) No such key name 'x'. Ignoring it."}}}
-	d = desktop{box: s, may: true}
+	d = desktop{sandbox: s, may: true}
 	if err := d.do(t.Context(), &click, &viewing.ComputerResult{}); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 		t.Errorf("an unknown key: %v", err)
 	}

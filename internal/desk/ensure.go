@@ -28,7 +28,7 @@ const without = 20
 
 // Ensure starts the display of a sandbox, its session and, with vnc, its VNC
 // server, unless they run. Concurrent calls start each once.
-func Ensure(ctx context.Context, box Commands, want viewing.Screen, vnc bool) (out viewing.DesktopState, err error) {
+func Ensure(ctx context.Context, sb Commands, want viewing.Screen, vnc bool) (out viewing.DesktopState, err error) {
 	args := []string{"/bin/sh", "-c", ensureScript, "desktop"}
 	for _, n := range []int{want.Width, want.Height, want.DPI} {
 		args = append(args, strconv.Itoa(n))
@@ -37,7 +37,7 @@ func Ensure(ctx context.Context, box Commands, want viewing.Screen, vnc bool) (o
 		out.Port = VNCPort
 	}
 	args = append(args, strconv.Itoa(int(out.Port)))
-	r, err := execute(ctx, box, args, "", ensureTime, maxOtherOutput)
+	r, err := execute(ctx, sb, args, "", ensureTime, maxOtherOutput)
 	if err != nil {
 		return viewing.DesktopState{}, err
 	}

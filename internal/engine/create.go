@@ -85,7 +85,7 @@ func (e *Engine) Create(ctx context.Context, p plan.Plan, progress func(Progress
 
 // make creates a sandbox from a plan by calling create. progress may be nil.
 func (e *Engine) make(ctx context.Context, p *plan.Plan, progress func(Progress), create func(context.Context, *sandbox.Spec) (driver.Instance, error)) (*Sandbox, error) {
-	var box *Sandbox
+	var sb *Sandbox
 	spec := e.specOf(p)
 	a := Action{Op: ops.SandboxCreate, Sandbox: spec.ID, Name: spec.Name, Subject: spec.Name}
 	err := e.do(ctx, a, func(ctx context.Context) error {
@@ -97,10 +97,10 @@ func (e *Engine) make(ctx context.Context, p *plan.Plan, progress func(Progress)
 		if err != nil {
 			return err
 		}
-		box = &Sandbox{e: e, inst: inst, name: spec.Name, image: img, limits: p.Limits}
+		sb = &Sandbox{e: e, inst: inst, name: spec.Name, image: img, limits: p.Limits}
 		return nil
 	})
-	return box, err
+	return sb, err
 }
 
 // CheckIsolation refuses a demand that the provider does not meet now.

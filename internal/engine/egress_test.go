@@ -166,11 +166,11 @@ func TestImagesOfProviders(t *testing.T) {
 	c := engine.New(engine.Config{Provider: p, Images: noImages{t}})
 	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Image: "debian:12"}})
 	wantError(t, err, sandbox.CodeUnsupported)
-	box, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Image: "template:base"}})
+	sb, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Image: "template:base"}})
 	if err != nil || p.created.Image != "template:base" {
 		t.Fatalf("made from %+v, %v; want the image as it was asked for", p.created, err)
 	}
-	if err := box.Destroy(t.Context()); err != nil {
+	if err := sb.Destroy(t.Context()); err != nil {
 		t.Error(err)
 	}
 }

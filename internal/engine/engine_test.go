@@ -19,9 +19,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func setup(t *testing.T, change ...func(*engine.Config)) (*boxes, *engine.Engine) {
+func setup(t *testing.T, change ...func(*engine.Config)) (*scriptedProvider, *engine.Engine) {
 	t.Helper()
-	p := newBoxes()
+	p := newScriptedProvider()
 	n := 0
 	cfg := engine.Config{Provider: p, NewID: func() sandbox.ID { n++; return sandbox.ID(fmt.Sprintf("sb-%d", n)) }}
 	for _, c := range change {
@@ -32,11 +32,11 @@ func setup(t *testing.T, change ...func(*engine.Config)) (*boxes, *engine.Engine
 
 func create(t *testing.T, c *engine.Engine, spec sandbox.Spec) *engine.Sandbox {
 	t.Helper()
-	box, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: spec})
+	sb, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: spec})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return box
+	return sb
 }
 
 // carryOut creates what a request asks for, without a daemon. change changes the
@@ -84,9 +84,9 @@ func TestCreateCompletesTheSpec(t *testing.T) {
 		cfg.Defaults = sandbox.Resources{CPUs: 2, Memory: 1 << 30, Disk: 1 << 31, PIDs: 100}
 	})
 	env := map[string]string{"A": "1"}
-	box := create(t, c, sandbox.Spec{Env: env, Workdir: "/a//b/", Labels: map[string]string{"team": "red"}, Resources: sandbox.Resources{Memory: -1}})
+	sb := create(t, c, sandbox.Spec{Env: env, Workdir: "/a//b/", Labels: map[string]string{"team": "red"}, Resources: sandbox.Resources{Memory: -1}})
 	spec := p.made[0]
-	if box.Name() != "sb-1" || spec.ID != "sb-1" || spec.Name != "sb-1" || spec.Image != "host" || spec.Hostname != "sb-1" || spec.Workdir != "/a/b" {
+	if sb.Name() != "sb-1" || spec.ID != "sb-1" || spec.Name != "sb-1" || spec.Image != "host" || spec.Hostname != "sb-1" || spec.Workdir != "/a/b" {
 		t.Errorf("completed to %+v", spec)
 	}
 	if want := (sandbox.Resources{CPUs: 2, Memory: -1, Disk: 1 << 31, PIDs: 100}); spec.Resources != want {
@@ -144,12 +144,12 @@ func TestNamesAreUnique(t *testing.T) {
 	if made != 1 || p.count() != 1 {
 		t.Fatalf("%d made, %d alive, want one", made, p.count())
 	}
-	box, err := c.Find(t.Context(), "one")
+	sb, err := c.Find(t.Context(), "one")
 	if err != nil {
 		t.Fatal(err)
 	}
 	// The id of one sandbox cannot become the name of another.
-	_, err = carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Name: string(box.ID())}})
+	_, err = carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Name: string(sb.ID())}})
 	wantError(t, err, sandbox.CodeAlreadyExists)
 }
 
@@ -168,8 +168,8 @@ func TestFind(t *testing.T) {
 	p, c := setup(t)
 	create(t, c, sandbox.Spec{Name: "one"})
 	for _, ref := range []string{"one", "sb-1"} {
-		box, err := c.Find(t.Context(), ref)
-		if err != nil || box.ID() != "sb-1" || box.Name() != "one" {
+		sb, err := c.Find(t.Context(), ref)
+		if err != nil || sb.ID() != "sb-1" || sb.Name() != "one" {
 			t.Errorf("Find(%s): %v", ref, err)
 		}
 	}
@@ -216,19 +216,19 @@ func TestGuardForbids(t *testing.T) {
 			return &sandbox.Error{Code: sandbox.CodeDenied, Message: "not you"}
 		}
 	})
-	box := create(t, c, sandbox.Spec{Name: "one"})
-	if _, _, err := box.Files().Read(t.Context(), "/x", driver.ReadOptions{}); err != nil {
+	sb := create(t, c, sandbox.Spec{Name: "one"})
+	if _, _, err := sb.Files().Read(t.Context(), "/x", driver.ReadOptions{}); err != nil {
 		t.Error(err)
 	}
 	ctx := t.Context()
-	_, execErr := box.Exec(ctx, sandbox.Command{Args: []string{"true"}})
-	_, psErr := box.Processes(ctx)
-	_, logErr := box.Logs(ctx, "1", driver.LogOptions{})
+	_, execErr := sb.Exec(ctx, sandbox.Command{Args: []string{"true"}})
+	_, psErr := sb.Processes(ctx)
+	_, logErr := sb.Logs(ctx, "1", driver.LogOptions{})
 	_, findErr := c.Find(ctx, "one")
 	_, listErr := c.List(ctx)
 	_, sweepErr := c.Sweep(ctx)
-	_, writeErr := box.Files().Write(ctx, "/x", strings.NewReader(""), driver.WriteOptions{})
-	for _, err := range []error{execErr, psErr, logErr, findErr, listErr, sweepErr, writeErr, box.Kill(ctx, "1", 9), box.Destroy(ctx)} {
+	_, writeErr := sb.Files().Write(ctx, "/x", strings.NewReader(""), driver.WriteOptions{})
+	for _, err := range []error{execErr, psErr, logErr, findErr, listErr, sweepErr, writeErr, sb.Kill(ctx, "1", 9), sb.Destroy(ctx)} {
 		wantError(t, err, sandbox.CodeDenied)
 	}
 	if p.count() != 1 {
@@ -256,9 +256,9 @@ func TestErrorsAreWrappedOnce(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			p, c := setup(t)
-			box := create(t, c, sandbox.Spec{Name: "one"})
+			sb := create(t, c, sandbox.Spec{Name: "one"})
 			p.fail["exec"] = tt.err
-			_, err := box.Exec(t.Context(), sandbox.Command{Args: []string{"true"}})
+			_, err := sb.Exec(t.Context(), sandbox.Command{Args: []string{"true"}})
 			got := *wantError(t, err, tt.want.Code)
 			if !errors.Is(err, tt.err) {
 				t.Error("the cause is lost")
@@ -286,12 +286,12 @@ func TestLongErrorsAreCut(t *testing.T) {
 func TestUnsupported(t *testing.T) {
 	p, c := setup(t)
 	p.plain = true
-	box := create(t, c, sandbox.Spec{})
-	_, err := box.Files().Stat(t.Context(), "/x")
+	sb := create(t, c, sandbox.Spec{})
+	_, err := sb.Files().Stat(t.Context(), "/x")
 	wantError(t, err, sandbox.CodeUnsupported)
-	_, err = box.Files().Watch(t.Context(), "/x", true)
+	_, err = sb.Files().Watch(t.Context(), "/x", true)
 	wantError(t, err, sandbox.CodeUnsupported)
-	_, err = box.Processes(t.Context())
+	_, err = sb.Processes(t.Context())
 	wantError(t, err, sandbox.CodeUnsupported)
 	_, err = carryOut(t.Context(), c, sandbox.CreateRequest{Spec: sandbox.Spec{Image: "debian:12"}})
 	wantError(t, err, sandbox.CodeUnsupported)
@@ -299,8 +299,8 @@ func TestUnsupported(t *testing.T) {
 
 func TestFiles(t *testing.T) {
 	p, c := setup(t)
-	box := create(t, c, sandbox.Spec{Name: "one"})
-	files := box.Files()
+	sb := create(t, c, sandbox.Spec{Name: "one"})
+	files := sb.Files()
 	if info, err := files.Stat(t.Context(), "/a/../b//c/"); err != nil || info.Path != "/b/c" {
 		t.Errorf("Stat: %+v, %v", info, err)
 	}
@@ -360,21 +360,21 @@ func TestListFiles(t *testing.T) {
 
 func TestProcesses(t *testing.T) {
 	p, c := setup(t)
-	box := create(t, c, sandbox.Spec{Name: "one"})
-	proc, err := box.Exec(t.Context(), sandbox.Command{Args: []string{"sleep"}})
+	sb := create(t, c, sandbox.Spec{Name: "one"})
+	proc, err := sb.Exec(t.Context(), sandbox.Command{Args: []string{"sleep"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	wantError(t, proc.Signal(t.Context(), 0), sandbox.CodeInvalid)
 	wantError(t, proc.Signal(t.Context(), 65), sandbox.CodeInvalid)
-	wantError(t, box.Kill(t.Context(), "1", -9), sandbox.CodeInvalid)
+	wantError(t, sb.Kill(t.Context(), "1", -9), sandbox.CodeInvalid)
 	wantError(t, proc.Resize(t.Context(), sandbox.WindowSize{Cols: 60_000}), sandbox.CodeInvalid)
 	p.fail["signal"] = errKnown
 	e := wantError(t, proc.Signal(t.Context(), 15), sandbox.CodeExhausted)
 	if e.Subject != "p1" {
 		t.Errorf("subject %q", e.Subject)
 	}
-	logs, err := box.Logs(t.Context(), "1", driver.LogOptions{})
+	logs, err := sb.Logs(t.Context(), "1", driver.LogOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -383,9 +383,9 @@ func TestProcesses(t *testing.T) {
 	}
 	_, err = logs.Next()
 	wantError(t, err, sandbox.CodeExhausted)
-	_, err = box.Logs(t.Context(), "1", driver.LogOptions{Tail: -1})
+	_, err = sb.Logs(t.Context(), "1", driver.LogOptions{Tail: -1})
 	wantError(t, err, sandbox.CodeInvalid)
-	_, err = box.Exec(t.Context(), sandbox.Command{Args: []string{"a\x00b"}})
+	_, err = sb.Exec(t.Context(), sandbox.Command{Args: []string{"a\x00b"}})
 	wantError(t, err, sandbox.CodeInvalid)
 }
 
@@ -396,16 +396,16 @@ func TestLimitsThatDoNotHold(t *testing.T) {
 	asked := sandbox.Spec{Resources: sandbox.Resources{Memory: 64 << 20}}
 
 	p, c := setup(t, defaults)
-	if box := create(t, c, asked); len(box.Limits()) != 0 || p.made[0].Resources.Memory != 64<<20 {
-		t.Errorf("where limits hold: %v, made with %+v", box.Limits(), p.made[0].Resources)
+	if sb := create(t, c, asked); len(sb.Limits()) != 0 || p.made[0].Resources.Memory != 64<<20 {
+		t.Errorf("where limits hold: %v, made with %+v", sb.Limits(), p.made[0].Resources)
 	}
 	p.loose = true
-	if box := create(t, c, sandbox.Spec{}); len(box.Limits()) != 0 || p.made[1].Resources != (sandbox.Resources{}) {
-		t.Errorf("a default: %v, made with %+v", box.Limits(), p.made[1].Resources)
+	if sb := create(t, c, sandbox.Spec{}); len(sb.Limits()) != 0 || p.made[1].Resources != (sandbox.Resources{}) {
+		t.Errorf("a default: %v, made with %+v", sb.Limits(), p.made[1].Resources)
 	}
 	want := map[string]sandbox.Enforcement{"memory": {Why: "nothing limits it"}}
-	if box := create(t, c, asked); !maps.Equal(box.Limits(), want) {
-		t.Errorf("got %v, want %v", box.Limits(), want)
+	if sb := create(t, c, asked); !maps.Equal(sb.Limits(), want) {
+		t.Errorf("got %v, want %v", sb.Limits(), want)
 	}
 	p.fixed = true
 	_, err := carryOut(t.Context(), c, sandbox.CreateRequest{Spec: asked})

@@ -16,19 +16,19 @@ import (
 // driver.FileSystem, driver.Archiver, driver.Watcher, driver.Overwriter and
 // driver.Describer. Methods that the provider does not support return
 // CodeUnsupported.
-type Files struct{ box *Sandbox }
+type Files struct{ sandbox *Sandbox }
 
 // Files returns the sandbox's files.
 func (s *Sandbox) Files() Files { return Files{s} }
 
 // with runs an operation of the optional interface T on a cleaned path.
 func with[T any](ctx context.Context, f Files, op ops.Op, p *string, act func(context.Context, T) error) error {
-	return f.box.e.do(ctx, f.box.action(op, *p), func(ctx context.Context) error {
+	return f.sandbox.e.do(ctx, f.sandbox.action(op, *p), func(ctx context.Context) error {
 		if err := sandbox.ValidatePath("path", *p); err != nil {
 			return err
 		}
 		*p = path.Clean(*p)
-		t, ok := driver.As[T](f.box.inst)
+		t, ok := driver.As[T](f.sandbox.inst)
 		if !ok {
 			return &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider does not support this file operation"}
 		}

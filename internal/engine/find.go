@@ -47,7 +47,7 @@ func (e *Engine) List(ctx context.Context) ([]sandbox.Sandbox, error) {
 // Find returns the sandbox with that name or id. It returns CodeNotFound only
 // after searching all sandboxes.
 func (e *Engine) Find(ctx context.Context, ref string) (*Sandbox, error) {
-	var box *Sandbox
+	var sb *Sandbox
 	err := e.do(ctx, Action{Op: ops.SandboxFind, Name: ref, Subject: ref}, func(ctx context.Context) error {
 		if err := sandbox.ValidateName(ref); err != nil {
 			return err
@@ -60,25 +60,25 @@ func (e *Engine) Find(ctx context.Context, ref string) (*Sandbox, error) {
 		if err != nil {
 			return err
 		}
-		box = &Sandbox{e: e, inst: inst, name: nameOf(found)}
+		sb = &Sandbox{e: e, inst: inst, name: nameOf(found)}
 		return nil
 	})
-	return box, err
+	return sb, err
 }
 
 // Attach returns a handle on the sandbox with that id. name is its name.
 // CodeGone is proof that the sandbox is gone.
 func (e *Engine) Attach(ctx context.Context, id sandbox.ID, name string) (*Sandbox, error) {
-	var box *Sandbox
+	var sb *Sandbox
 	err := e.do(ctx, Action{Op: ops.SandboxFind, Sandbox: id, Name: name, Subject: name}, func(ctx context.Context) error {
 		inst, err := e.cfg.Provider.Attach(ctx, id)
 		if err != nil {
 			return err
 		}
-		box = &Sandbox{e: e, inst: inst, name: name}
+		sb = &Sandbox{e: e, inst: inst, name: name}
 		return nil
 	})
-	return box, err
+	return sb, err
 }
 
 // look finds the sandbox with that name or id. A name takes precedence; an id

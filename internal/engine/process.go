@@ -23,13 +23,13 @@ func validateSignal(sig int) error {
 // input are passed through unchanged for speed, and so are their errors.
 type process struct {
 	driver.Process
-	box *Sandbox
+	sandbox *Sandbox
 }
 
-func (p *process) action(op ops.Op) Action { return p.box.action(op, p.Info().ID) }
+func (p *process) action(op ops.Op) Action { return p.sandbox.action(op, p.Info().ID) }
 
 func (p *process) Signal(ctx context.Context, sig int) error {
-	return p.box.e.do(ctx, p.action(ops.ProcessSignal), func(ctx context.Context) error {
+	return p.sandbox.e.do(ctx, p.action(ops.ProcessSignal), func(ctx context.Context) error {
 		if err := validateSignal(sig); err != nil {
 			return err
 		}
@@ -40,18 +40,18 @@ func (p *process) Signal(ctx context.Context, sig int) error {
 func (p *process) Resize(ctx context.Context, size sandbox.WindowSize) error {
 	cmd := sandbox.Command{Args: []string{"-"}, TTY: &size}
 	if err := cmd.Validate(); err != nil {
-		return p.box.e.wrap(p.action(ops.ProcessResize), err)
+		return p.sandbox.e.wrap(p.action(ops.ProcessResize), err)
 	}
-	return p.box.e.wrap(p.action(ops.ProcessResize), p.Process.Resize(ctx, size))
+	return p.sandbox.e.wrap(p.action(ops.ProcessResize), p.Process.Resize(ctx, size))
 }
 
 func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 	exit, err := p.Process.Wait(ctx)
-	return exit, p.box.e.wrap(p.action(ops.ProcessWait), err)
+	return exit, p.sandbox.e.wrap(p.action(ops.ProcessWait), err)
 }
 
 func (p *process) Close() error {
-	return p.box.e.wrap(p.action(ops.ProcessClose), p.Process.Close())
+	return p.sandbox.e.wrap(p.action(ops.ProcessClose), p.Process.Close())
 }
 
 // Unwrap returns the driver's process.
@@ -59,8 +59,8 @@ func (p *process) Unwrap() any { return p.Process }
 
 type logReader struct {
 	driver.LogReader
-	box *Sandbox
-	id  string
+	sandbox *Sandbox
+	id      string
 }
 
 func (r *logReader) Next() (sandbox.LogChunk, error) {
@@ -68,5 +68,5 @@ func (r *logReader) Next() (sandbox.LogChunk, error) {
 	if err == io.EOF {
 		return chunk, err
 	}
-	return chunk, r.box.e.wrap(r.box.action(ops.ProcessLogs, r.id), err)
+	return chunk, r.sandbox.e.wrap(r.sandbox.action(ops.ProcessLogs, r.id), err)
 }

@@ -13,11 +13,11 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// boxes is a provider that records requests and fails on demand. Its commands
+// scriptedProvider is a provider that records requests and fails on demand. Its commands
 // do nothing and end on demand.
-type boxes struct {
+type scriptedProvider struct {
 	mu     sync.Mutex
-	alive  map[sandbox.ID]*box
+	alive  map[sandbox.ID]*scriptedSandbox
 	made   []sandbox.Spec
 	fail   map[string]error // by method name
 	before func(method string)
@@ -31,9 +31,11 @@ var (
 	errUnknown = errors.New("what was that")
 )
 
-func newBoxes() *boxes { return &boxes{alive: map[sandbox.ID]*box{}, fail: map[string]error{}} }
+func newScriptedProvider() *scriptedProvider {
+	return &scriptedProvider{alive: map[sandbox.ID]*scriptedSandbox{}, fail: map[string]error{}}
+}
 
-func (b *boxes) enter(method string) error {
+func (b *scriptedProvider) enter(method string) error {
 	if b.before != nil {
 		b.before(method)
 	}
@@ -42,7 +44,7 @@ func (b *boxes) enter(method string) error {
 	return b.fail[method]
 }
 
-func (b *boxes) Probe(context.Context) (driver.Facts, error) {
+func (b *scriptedProvider) Probe(context.Context) (driver.Facts, error) {
 	facts := driver.Facts{Provider: "boxes", Available: true}
 	facts.Capabilities.Reattach, facts.Capabilities.Images = !b.plain, !b.noImages
 	facts.Limits = map[string]driver.Limit{}
@@ -52,7 +54,7 @@ func (b *boxes) Probe(context.Context) (driver.Facts, error) {
 	return facts, b.enter("probe")
 }
 
-func (b *boxes) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+func (b *scriptedProvider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
 	if err := b.enter("create"); err != nil {
 		return nil, err
 	}
@@ -62,12 +64,12 @@ func (b *boxes) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.made = append(b.made, *spec)
-	x := &box{p: b, id: spec.ID, labels: spec.Labels, state: sandbox.Running}
+	x := &scriptedSandbox{p: b, id: spec.ID, labels: spec.Labels, state: sandbox.Running}
 	b.alive[spec.ID] = x
 	return x.instance(), nil
 }
 
-func (b *boxes) Attach(_ context.Context, id sandbox.ID) (driver.Instance, error) {
+func (b *scriptedProvider) Attach(_ context.Context, id sandbox.ID) (driver.Instance, error) {
 	if err := b.enter("attach"); err != nil {
 		return nil, err
 	}
@@ -82,7 +84,7 @@ func (b *boxes) Attach(_ context.Context, id sandbox.ID) (driver.Instance, error
 
 var errGone = errors.New("it is gone")
 
-func (b *boxes) List(context.Context) iter.Seq2[driver.Found, error] {
+func (b *scriptedProvider) List(context.Context) iter.Seq2[driver.Found, error] {
 	return func(yield func(driver.Found, error) bool) {
 		b.mu.Lock()
 		var found []driver.Found
@@ -101,7 +103,7 @@ func (b *boxes) List(context.Context) iter.Seq2[driver.Found, error] {
 	}
 }
 
-func (b *boxes) ErrorCode(err error) sandbox.Code {
+func (b *scriptedProvider) ErrorCode(err error) sandbox.Code {
 	switch {
 	case errors.Is(err, errKnown):
 		return sandbox.CodeExhausted
@@ -111,16 +113,16 @@ func (b *boxes) ErrorCode(err error) sandbox.Code {
 	return ""
 }
 
-func (b *boxes) Close() error { return nil }
+func (b *scriptedProvider) Close() error { return nil }
 
-func (b *boxes) count() int {
+func (b *scriptedProvider) count() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.alive)
 }
 
-type box struct {
-	p      *boxes
+type scriptedSandbox struct {
+	p      *scriptedProvider
 	id     sandbox.ID
 	labels map[string]string
 	state  sandbox.State
@@ -130,16 +132,16 @@ type box struct {
 	seen []string // paths
 }
 
-func (x *box) instance() driver.Instance {
+func (x *scriptedSandbox) instance() driver.Instance {
 	if x.p.plain {
 		return struct{ driver.Instance }{x}
 	}
 	return x
 }
 
-func (x *box) ID() sandbox.ID { return x.id }
+func (x *scriptedSandbox) ID() sandbox.ID { return x.id }
 
-func (x *box) Exec(_ context.Context, cmd *sandbox.Command) (driver.Process, error) {
+func (x *scriptedSandbox) Exec(_ context.Context, cmd *sandbox.Command) (driver.Process, error) {
 	if err := x.p.enter("exec"); err != nil {
 		return nil, err
 	}
@@ -149,11 +151,11 @@ func (x *box) Exec(_ context.Context, cmd *sandbox.Command) (driver.Process, err
 	return &command{x: x, args: cmd.Args, ended: make(chan struct{})}, nil
 }
 
-func (x *box) Wait(ctx context.Context) (sandbox.Exit, error) {
+func (x *scriptedSandbox) Wait(ctx context.Context) (sandbox.Exit, error) {
 	return sandbox.Exit{Reason: sandbox.ReasonKilled}, x.p.enter("wait")
 }
 
-func (x *box) Destroy(ctx context.Context) error {
+func (x *scriptedSandbox) Destroy(ctx context.Context) error {
 	if err := x.p.enter("destroy"); err != nil {
 		return err
 	}
@@ -166,18 +168,18 @@ func (x *box) Destroy(ctx context.Context) error {
 	return nil
 }
 
-func (x *box) look(method, path string) error {
+func (x *scriptedSandbox) look(method, path string) error {
 	x.mu.Lock()
 	x.seen = append(x.seen, path)
 	x.mu.Unlock()
 	return x.p.enter(method)
 }
 
-func (x *box) Stat(_ context.Context, path string) (sandbox.FileInfo, error) {
+func (x *scriptedSandbox) Stat(_ context.Context, path string) (sandbox.FileInfo, error) {
 	return sandbox.FileInfo{Path: path}, x.look("stat", path)
 }
 
-func (x *box) List(_ context.Context, path string, _ driver.ListOptions) iter.Seq2[sandbox.FileInfo, error] {
+func (x *scriptedSandbox) List(_ context.Context, path string, _ driver.ListOptions) iter.Seq2[sandbox.FileInfo, error] {
 	return func(yield func(sandbox.FileInfo, error) bool) {
 		for _, name := range []string{"a", "b"} {
 			if !yield(sandbox.FileInfo{Path: name}, nil) {
@@ -190,38 +192,40 @@ func (x *box) List(_ context.Context, path string, _ driver.ListOptions) iter.Se
 	}
 }
 
-func (x *box) Read(_ context.Context, path string, _ driver.ReadOptions) (io.ReadCloser, sandbox.FileInfo, error) {
+func (x *scriptedSandbox) Read(_ context.Context, path string, _ driver.ReadOptions) (io.ReadCloser, sandbox.FileInfo, error) {
 	return io.NopCloser(bytes.NewReader([]byte("data"))), sandbox.FileInfo{Path: path}, x.look("read", path)
 }
 
-func (x *box) Write(_ context.Context, path string, r io.Reader, _ driver.WriteOptions) (sandbox.FileInfo, error) {
+func (x *scriptedSandbox) Write(_ context.Context, path string, r io.Reader, _ driver.WriteOptions) (sandbox.FileInfo, error) {
 	n, err := io.Copy(io.Discard, r)
 	return sandbox.FileInfo{Path: path, Size: n}, errors.Join(err, x.look("write", path))
 }
 
-func (x *box) Mkdir(_ context.Context, path string, _ driver.MkdirOptions) error {
+func (x *scriptedSandbox) Mkdir(_ context.Context, path string, _ driver.MkdirOptions) error {
 	return x.look("mkdir", path)
 }
 
-func (x *box) Remove(_ context.Context, path string, _ bool) error { return x.look("remove", path) }
+func (x *scriptedSandbox) Remove(_ context.Context, path string, _ bool) error {
+	return x.look("remove", path)
+}
 
-func (x *box) Move(_ context.Context, from, to string, _ bool) error {
+func (x *scriptedSandbox) Move(_ context.Context, from, to string, _ bool) error {
 	return errors.Join(x.look("move", from), x.look("move", to))
 }
 
-func (x *box) Processes(context.Context) ([]sandbox.ProcessInfo, error) {
+func (x *scriptedSandbox) Processes(context.Context) ([]sandbox.ProcessInfo, error) {
 	return []sandbox.ProcessInfo{{ID: "1", Running: true}}, x.p.enter("processes")
 }
 
-func (x *box) Reconnect(_ context.Context, id string) (driver.Process, error) {
+func (x *scriptedSandbox) Reconnect(_ context.Context, id string) (driver.Process, error) {
 	return &command{x: x, ended: make(chan struct{})}, x.p.enter("reconnect")
 }
 
-func (x *box) Logs(context.Context, string, driver.LogOptions) (driver.LogReader, error) {
+func (x *scriptedSandbox) Logs(context.Context, string, driver.LogOptions) (driver.LogReader, error) {
 	return &logs{}, x.p.enter("logs")
 }
 
-func (x *box) Kill(_ context.Context, id string, sig int) error { return x.p.enter("kill") }
+func (x *scriptedSandbox) Kill(_ context.Context, id string, sig int) error { return x.p.enter("kill") }
 
 type logs struct{ n int }
 
@@ -240,7 +244,7 @@ func (l *logs) Close() error { return nil }
 
 // command ends with code 7 when it is signalled or closed.
 type command struct {
-	x     *box
+	x     *scriptedSandbox
 	args  []string
 	once  sync.Once
 	ended chan struct{}

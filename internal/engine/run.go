@@ -35,26 +35,26 @@ func (e *Engine) Run(ctx context.Context, req RunRequest, use func(context.Conte
 			return sandbox.Exit{}, err
 		}
 	}
-	box, err := e.makeFor(ctx, &req, !req.Keep)
+	sb, err := e.makeFor(ctx, &req, !req.Keep)
 	if err != nil {
 		return sandbox.Exit{}, err
 	}
 	if !req.Keep {
 		defer func() {
-			if failed := box.Teardown(ctx); failed != nil && err == nil {
+			if failed := sb.Teardown(ctx); failed != nil && err == nil {
 				err = failed
 			}
 		}()
 	}
-	p, err := box.start(ctx, &req)
+	p, err := sb.start(ctx, &req)
 	if err != nil {
-		if end, over := box.expired(ctx, err); over {
+		if end, over := sb.expired(ctx, err); over {
 			return end, nil
 		}
 		return sandbox.Exit{}, err
 	}
 	defer p.Close()
-	if err := use(ctx, box, p); err != nil {
+	if err := use(ctx, sb, p); err != nil {
 		return sandbox.Exit{}, err
 	}
 	return p.Wait(ctx)
@@ -69,21 +69,21 @@ func (e *Engine) Start(ctx context.Context, req RunRequest) (*Sandbox, *sandbox.
 	if err := e.outlives(ctx); err != nil {
 		return nil, nil, err
 	}
-	box, err := e.makeFor(ctx, &req, false)
+	sb, err := e.makeFor(ctx, &req, false)
 	if err != nil {
 		return nil, nil, err
 	}
-	if req.Command.Shell == "" && len(CommandLine(box.image, req.Entrypoint, req.Command.Args)) == 0 {
-		return box, nil, nil
+	if req.Command.Shell == "" && len(CommandLine(sb.image, req.Entrypoint, req.Command.Args)) == 0 {
+		return sb, nil, nil
 	}
-	p, err := box.start(ctx, &req)
+	p, err := sb.start(ctx, &req)
 	if err != nil {
 		// Return the first error.
-		_ = box.Teardown(ctx)
+		_ = sb.Teardown(ctx)
 		return nil, nil, err
 	}
 	info := p.Info()
-	return box, &info, p.Close()
+	return sb, &info, p.Close()
 }
 
 // makeFor creates the sandbox of a request. If it is bound, it does not outlive

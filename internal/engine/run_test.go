@@ -106,11 +106,11 @@ func TestUseErrorsPassUntouched(t *testing.T) {
 
 func TestStart(t *testing.T) {
 	p, c := setup(t)
-	box, info, err := c.Start(t.Context(), request("sleep", "9"))
+	sb, info, err := c.Start(t.Context(), request("sleep", "9"))
 	if err != nil || info == nil || info.ID != "p1" {
 		t.Fatalf("%v, %v", info, err)
 	}
-	if ran := p.alive[box.ID()].ran; len(ran) != 1 || !ran[0].Background {
+	if ran := p.alive[sb.ID()].ran; len(ran) != 1 || !ran[0].Background {
 		t.Errorf("ran %+v", ran)
 	}
 	if p.made[0].Labels[engine.LabelOwner] != "" {
@@ -222,9 +222,9 @@ func TestSweep(t *testing.T) {
 		t.Fatal(err)
 	}
 	orphan := func(name, owner string, state sandbox.State) {
-		box := create(t, c, sandbox.Spec{Name: name})
-		p.alive[box.ID()].labels[engine.LabelOwner] = owner
-		p.alive[box.ID()].state = state
+		sb := create(t, c, sandbox.Spec{Name: name})
+		p.alive[sb.ID()].labels[engine.LabelOwner] = owner
+		p.alive[sb.ID()].state = state
 	}
 	orphan("dead-owner", scope+"/"+strconv.Itoa(dead.Process.Pid)+"/12345", sandbox.Running)
 	orphan("reused-pid", scope+"/"+strconv.Itoa(os.Getpid())+"/1", sandbox.Running)
@@ -260,9 +260,9 @@ func TestSweep(t *testing.T) {
 
 func TestGoneWhileSweepingIsFine(t *testing.T) {
 	p, c := setup(t)
-	box := create(t, c, sandbox.Spec{})
-	p.alive[box.ID()].labels[engine.LabelOwner] = "elsewhere/1/1"
-	p.alive[box.ID()].state = sandbox.Stopped
+	sb := create(t, c, sandbox.Spec{})
+	p.alive[sb.ID()].labels[engine.LabelOwner] = "elsewhere/1/1"
+	p.alive[sb.ID()].state = sandbox.Stopped
 	p.fail["attach"] = errGone
 	if _, err := c.Sweep(t.Context()); err != nil {
 		t.Error(err)

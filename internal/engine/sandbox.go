@@ -64,7 +64,7 @@ func (s *Sandbox) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process
 	if err != nil {
 		return nil, err
 	}
-	return &process{Process: p, box: s}, nil
+	return &process{Process: p, sandbox: s}, nil
 }
 
 // Wait waits until the sandbox has ended, and returns the reason.
@@ -130,7 +130,7 @@ func (s *Sandbox) Reconnect(ctx context.Context, id string) (driver.Process, err
 	if err != nil {
 		return nil, err
 	}
-	return &process{Process: p, box: s}, nil
+	return &process{Process: p, sandbox: s}, nil
 }
 
 // Rejoin connects to a command at the point where an earlier connection was
@@ -148,7 +148,7 @@ func (s *Sandbox) Rejoin(ctx context.Context, id string, from driver.Cursor, ski
 	if err != nil {
 		return nil, from, err
 	}
-	return &process{Process: p, box: s}, from, nil
+	return &process{Process: p, sandbox: s}, from, nil
 }
 
 // Logs returns the output of a command. The caller closes the reader.
@@ -168,7 +168,7 @@ func (s *Sandbox) Logs(ctx context.Context, id string, opts driver.LogOptions) (
 	if err != nil {
 		return nil, err
 	}
-	return &logReader{LogReader: r, box: s, id: id}, nil
+	return &logReader{LogReader: r, sandbox: s, id: id}, nil
 }
 
 // Kill sends a signal to a command, by its id.

@@ -69,8 +69,8 @@ func (s *Sandbox) SetDeadline(ctx context.Context, at time.Time) error {
 // Restore creates a sandbox from a snapshot of the same provider. It works like
 // Create, except that the image is not pulled: the plan names the exact image of
 // the first sandbox.
-func (e *Engine) Restore(ctx context.Context, p plan.Plan, ref driver.SnapshotRef) (box *Sandbox, how driver.Restored, err error) {
-	box, err = e.make(ctx, &p, nil, func(ctx context.Context, spec *sandbox.Spec) (inst driver.Instance, err error) {
+func (e *Engine) Restore(ctx context.Context, p plan.Plan, ref driver.SnapshotRef) (sb *Sandbox, how driver.Restored, err error) {
+	sb, err = e.make(ctx, &p, nil, func(ctx context.Context, spec *sandbox.Spec) (inst driver.Instance, err error) {
 		restorer, ok := driver.As[driver.Restorer](e.cfg.Provider)
 		if !ok {
 			return nil, &sandbox.Error{Code: sandbox.CodeUnsupported, Message: "this provider cannot create sandboxes from snapshots"}
@@ -78,7 +78,7 @@ func (e *Engine) Restore(ctx context.Context, p plan.Plan, ref driver.SnapshotRe
 		inst, how, err = restore(ctx, restorer, p.FilesOnly, spec, ref)
 		return inst, err
 	})
-	return box, how, err
+	return sb, how, err
 }
 
 // restore makes a provider restore a snapshot. If the provider's snapshots

@@ -136,9 +136,9 @@ func (f *Fleet) clear(ctx context.Context, n *node) error {
 			}
 			continue
 		}
-		box, err := n.direct.Attach(ctx, found.ID)
+		sb, err := n.direct.Attach(ctx, found.ID)
 		if err == nil {
-			err = box.Destroy(ctx)
+			err = sb.Destroy(ctx)
 		}
 		if err != nil && sandbox.CodeOf(err) != sandbox.CodeGone {
 			return err

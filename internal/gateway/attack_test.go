@@ -69,7 +69,7 @@ func TestAttackReflectedSecrets(t *testing.T) {
 		})
 	}
 	w.lead(w.good, hosts...)
-	b := w.rig().box("reflected", withToken(sandbox.Rule{Hosts: hosts}))
+	b := w.rig().sandbox("reflected", withToken(sandbox.Rule{Hosts: hosts}))
 	for _, host := range hosts {
 		for _, version := range []string{"--http1.1", "--http2"} {
 			t.Run(host+version, func(t *testing.T) {
@@ -120,7 +120,7 @@ func TestAttackWebSocketUpgrade(t *testing.T) {
 	w.handle("plain.test", w.eager)
 	p := withToken(sandbox.Rule{Hosts: []string{"ws.test"}, WebSocket: true})
 	p.Profile.Rules = append(p.Profile.Rules, sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"plain.test"}, WebSocket: true})
-	b := w.rig().box("upgrade", p)
+	b := w.rig().sandbox("upgrade", p)
 	t.Run("attacks", func(t *testing.T) {
 		for _, a := range webSocketAttacks {
 			t.Run(a.name, func(t *testing.T) {
@@ -231,7 +231,7 @@ func TestAttackPublicAddressOfTheMachine(t *testing.T) {
 	r := newRigIn(t, settings, w.outside.do)
 	p := profile(sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"host.test", "9.9.9.0/24"}})
 	everything := gateway.Policy{Profile: sandbox.Profile{Default: sandbox.Allow}}
-	boxes := map[string]*box{"by-rule": r.box("by-rule", p), "by-default": r.box("by-default", everything)}
+	sandboxes := map[string]*rigSandbox{"by-rule": r.sandbox("by-rule", p), "by-default": r.sandbox("by-default", everything)}
 	w.outside.do(func() {
 		for i, a := range []netip.Addr{public, allowed} {
 			if err := addAddress(3+i, a); err != nil {
@@ -246,7 +246,7 @@ func TestAttackPublicAddressOfTheMachine(t *testing.T) {
 			}
 		}
 	})
-	for id, b := range boxes {
+	for id, b := range sandboxes {
 		for _, url := range []string{"http://9.9.9.10/", "http://9.9.9.10:8080/", "http://host.test/", "http://host.test:8080/", "http://[::ffff:9.9.9.10]/"} {
 			if out, code := b.sh("curl -sSg --max-time 20 " + url); code == 0 && !strings.Contains(out, "egress_") {
 				t.Errorf("%s, %s: %s", id, url, out)
@@ -259,10 +259,10 @@ func TestAttackPublicAddressOfTheMachine(t *testing.T) {
 	if _, violations, _ := w.taken(); len(violations) > 0 {
 		t.Error(violations)
 	}
-	if out, _ := boxes["by-rule"].sh("curl -sS --max-time 20 http://9.9.9.11/ok"); !strings.Contains(out, `"URI":"/ok"`) {
+	if out, _ := sandboxes["by-rule"].sh("curl -sS --max-time 20 http://9.9.9.11/ok"); !strings.Contains(out, `"URI":"/ok"`) {
 		t.Errorf("what the operator allows cannot be reached: %s", out)
 	}
-	if out, _ := boxes["by-default"].sh("curl -sS --max-time 20 http://9.9.9.11/forbidden"); strings.Contains(out, "URI") {
+	if out, _ := sandboxes["by-default"].sh("curl -sS --max-time 20 http://9.9.9.11/forbidden"); strings.Contains(out, "URI") {
 		t.Errorf("without a rule: %s", out)
 	}
 }

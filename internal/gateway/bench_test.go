@@ -71,7 +71,7 @@ func BenchmarkEgress(b *testing.B) {
 	}
 	w.outside.do(func() { w.web(w.listen(w.good, 9000), nil) })
 	r := w.rig()
-	box := r.box("bench", profile(
+	sb := r.sandbox("bench", profile(
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"good.test", "good.test:9000"}},
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"api.test"}, Paths: []string{"/**"}},
 	))
@@ -80,7 +80,7 @@ func BenchmarkEgress(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	box.put("/tmp/client", program)
+	sb.put("/tmp/client", program)
 	behind, proxy := w.natClient(), w.mitmproxy()
 	bare := func(where *outside, args string, env ...string) float64 {
 		c := exec.Command(client, strings.Fields(args)...)
@@ -101,7 +101,7 @@ func BenchmarkEgress(b *testing.B) {
 				args := strings.Join([]string{way.bare + m.query, m.count, m.kind, way.verify}, " ")
 				var ours, direct, nat, mitm float64
 				for range b.N {
-					out, _ := box.sh("/tmp/client " + way.url + m.query + " " + m.count + " " + m.kind + " -")
+					out, _ := sb.sh("/tmp/client " + way.url + m.query + " " + m.count + " " + m.kind + " -")
 					ours += nanoseconds(b, out)
 					direct += bare(w.outside, args)
 					nat += bare(behind, args)
@@ -165,19 +165,19 @@ func BenchmarkStream(b *testing.B) {
 		w.flood(w.listen(w.good, 9001))
 		w.each(w.listen(w.good, 9002), func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	})
-	box := w.rig().box("stream", allow("good.test:9001", "good.test:9002"))
+	sb := w.rig().sandbox("stream", allow("good.test:9001", "good.test:9002"))
 	client := buildClient(b, streamClient)
 	program, err := os.ReadFile(client)
 	if err != nil {
 		b.Fatal(err)
 	}
-	box.put("/tmp/client", program)
+	sb.put("/tmp/client", program)
 	behind := w.natClient()
 	for port, way := range map[string]string{":9001": "from", ":9002": "to"} {
 		b.Run(way, func(b *testing.B) {
 			var ours, direct, nat float64
 			for range b.N {
-				out, _ := box.sh("/tmp/client good.test" + port + " " + way)
+				out, _ := sb.sh("/tmp/client good.test" + port + " " + way)
 				ours += nanoseconds(b, out)
 				for where, sum := range map[*outside]*float64{w.outside: &direct, behind: &nat} {
 					var out []byte
@@ -200,11 +200,11 @@ func BenchmarkOpenFlows(b *testing.B) {
 	w.lead(w.good, "good.test")
 	w.outside.do(func() { w.echo(w.listen(w.good, 9001)) })
 	r := w.rig()
-	box := r.box("flows", allow("good.test:9001"))
+	sb := r.sandbox("flows", allow("good.test:9001"))
 	pid := gatewayProcess(b)
 	for range b.N {
 		before := privateMemory(b, pid)
-		p := box.background(fmt.Sprintf(flowsScript, flows))
+		p := sb.background(fmt.Sprintf(flowsScript, flows))
 		during := privateMemory(b, pid)
 		b.ReportMetric((during-before)/flows, "B/flow")
 		b.ReportMetric(during/1e6, "MB")

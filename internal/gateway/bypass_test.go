@@ -125,7 +125,7 @@ func TestBypass(t *testing.T) {
 	})
 	w.lead(w.good, "redirect.sub.test")
 	r := w.rig()
-	b := r.box("bypass", profile(bypassRules(w)...))
+	b := r.sandbox("bypass", profile(bypassRules(w)...))
 	fill := strings.NewReplacer("@GOOD", w.good.String(), "@EVIL", w.evil.String())
 	if out, code := b.sh("cat > /tmp/p.py <<'EOF'\n" + fill.Replace(prelude) + "\nEOF"); code != 0 {
 		t.Fatal(out)

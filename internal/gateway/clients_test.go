@@ -47,7 +47,7 @@ func TestClients(t *testing.T) {
 	})
 	all := []string{"/**"}
 	r := w.rig()
-	b := r.box("clients", profile(
+	b := r.sandbox("clients", profile(
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"api.test", "git.test", "npm.test", "pypi.test", "apt.test"}, Paths: all},
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"ws.test"}, WebSocket: true},
 	))
@@ -221,7 +221,7 @@ func main() {
 }
 
 // put writes a program into a sandbox.
-func (b *box) put(path string, content []byte) {
+func (b *rigSandbox) put(path string, content []byte) {
 	b.r.tb.Helper()
 	files, ok := driver.As[driver.FileSystem](b.in)
 	if !ok {

@@ -13,7 +13,7 @@ import (
 func TestPortChosenAgain(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "good.test")
-	b := w.rig().box("again", allow("good.test"))
+	b := w.rig().sandbox("again", allow("good.test"))
 	out, _ := b.sh(`python3 - <<'EOF'
 import errno, socket
 host = socket.gethostbyname("good.test")
@@ -49,7 +49,7 @@ func TestManyOpenConnections(t *testing.T) {
 	w.lead(w.good, "good.test")
 	w.outside.do(func() { w.echo(w.listen(w.good, 9001)) })
 	r := w.rig()
-	b := r.box("flows", allow("good.test:9001"))
+	b := r.sandbox("flows", allow("good.test:9001"))
 	pid := gatewayProcess(t)
 	b.background(fmt.Sprintf(flowsScript, flows))
 	// Temporary memory is returned to the machine over time.

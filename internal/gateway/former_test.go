@@ -36,7 +36,7 @@ func TestNamesGoAlong(t *testing.T) {
 	w.lead(w.good, "first.test", "good.test", "third.test")
 	r := w.rig()
 	policy := allow("first.test", "good.test", "third.test")
-	b := r.box("original", policy)
+	b := r.sandbox("original", policy)
 	b.put("/tmp/p.py", []byte(rememberer))
 	p, err := b.in.Exec(t.Context(), &sandbox.Command{Shell: "exec python3 /tmp/p.py", Background: true})
 	if err != nil {
@@ -77,11 +77,11 @@ func TestWarm(t *testing.T) {
 	if err := r.provider.Warm(t.Context(), spec, 1); err != nil {
 		t.Fatal(err)
 	}
-	b := r.box("warm", policy)
+	b := r.sandbox("warm", policy)
 	if record, err := os.ReadFile(filepath.Join(r.state, "boxes", "warm", "record.json")); err != nil || !strings.Contains(string(record), `"inside": "0-`) {
 		t.Errorf("it is not the one that waited: %s, %v", record, err)
 	}
-	check := func(b *box) {
+	check := func(b *rigSandbox) {
 		t.Helper()
 		if out, _ := b.sh("curl -sS http://good.test/warm; curl -sS --max-time 5 http://evil.test/"); !strings.Contains(out, `"URI":"/warm"`) || !strings.Contains(out, "Could not resolve host: evil.test") {
 			t.Error(out)

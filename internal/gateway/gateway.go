@@ -20,18 +20,18 @@ import (
 	"sync"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // Event is one decision about the traffic of a sandbox.
-type Event = wire.Event
+type Event = messages.Event
 
 // Policy is the egress policy of one sandbox. It contains secrets.
-type Policy = wire.Policy
+type Policy = messages.Policy
 
 // Settings are the settings for outgoing connections.
-type Settings = wire.Settings
+type Settings = messages.Settings
 
 // Known is what programs in a sandbox may have learned about its network. A
 // sandbox that continues with their memory or files needs the same.
@@ -86,7 +86,7 @@ type Gateway struct {
 // link is the state of a sandbox that the next gateway process needs.
 type link struct {
 	file *os.File // the gateway's end
-	add  wire.Add
+	add  messages.Add
 }
 
 // New returns a gateway. It starts a process when the first link is created.
@@ -132,16 +132,16 @@ func New(opts Options) (*Gateway, error) {
 // not clean up when a sandbox ends. former is what the sandbox's programs
 // already know; see Known.
 func (g *Gateway) Connect(ctx context.Context, id sandbox.ID, p Policy, former Known) (*Link, error) {
-	return g.connect(ctx, id, wire.Add{Policy: p}, former)
+	return g.connect(ctx, id, messages.Add{Policy: p}, former)
 }
 
 // ConnectEthernet is like Connect for the network card of a virtual machine:
 // each message of the link is an Ethernet frame.
 func (g *Gateway) ConnectEthernet(ctx context.Context, id sandbox.ID, p Policy, former Known) (*Link, error) {
-	return g.connect(ctx, id, wire.Add{Policy: p, Ethernet: true}, former)
+	return g.connect(ctx, id, messages.Add{Policy: p, Ethernet: true}, former)
 }
 
-func (g *Gateway) connect(ctx context.Context, id sandbox.ID, add wire.Add, former Known) (*Link, error) {
+func (g *Gateway) connect(ctx context.Context, id sandbox.ID, add messages.Add, former Known) (*Link, error) {
 	ours, theirs, err := linkPair()
 	if err != nil {
 		return nil, err
@@ -190,12 +190,12 @@ func (g *Gateway) attach(ctx context.Context, id sandbox.ID, l *link) error {
 
 // addMessage returns the message that passes on a link, with a copy of its
 // mutable state.
-func (g *Gateway) addMessage(id sandbox.ID, l *link) *wire.Message {
+func (g *Gateway) addMessage(id sandbox.ID, l *link) *messages.Message {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	add := l.add
 	add.Names = maps.Clone(add.Names)
-	return &wire.Message{Op: wire.OpAdd, Sandbox: id, Add: &add}
+	return &messages.Message{Op: messages.OpAdd, Sandbox: id, Add: &add}
 }
 
 // State reports whether the process is running, whether it responds before ctx
@@ -217,7 +217,7 @@ func (g *Gateway) Flush(ctx context.Context) error {
 		return nil
 	}
 	// The process sends its answer after the events.
-	if _, err := p.ask(ctx, &wire.Message{Op: wire.OpNames}); !errors.Is(err, errGatewayEnded) {
+	if _, err := p.ask(ctx, &messages.Message{Op: messages.OpNames}); !errors.Is(err, errGatewayEnded) {
 		return err
 	}
 	return nil
@@ -254,7 +254,7 @@ func (g *Gateway) Reconfigure(ctx context.Context) error {
 		return nil // the next process gets them when it starts
 	}
 	settings := g.opts.Settings()
-	return p.call(ctx, &wire.Message{Op: wire.OpSettings, Settings: &settings})
+	return p.call(ctx, &messages.Message{Op: messages.OpSettings, Settings: &settings})
 }
 
 // SetPolicy replaces the policy of a sandbox immediately: connections that are
@@ -270,7 +270,7 @@ func (g *Gateway) SetPolicy(ctx context.Context, id sandbox.ID, policy Policy) e
 		return &sandbox.Error{Code: sandbox.CodeNotFound, Op: "egress.policy", Subject: string(id), Message: "the sandbox has no network"}
 	}
 	if p != nil {
-		err := p.call(ctx, &wire.Message{Op: wire.OpPolicy, Sandbox: id, Policy: &policy})
+		err := p.call(ctx, &messages.Message{Op: messages.OpPolicy, Sandbox: id, Policy: &policy})
 		if err != nil && !errors.Is(err, errGatewayEnded) {
 			return err
 		}
@@ -297,7 +297,7 @@ func (g *Gateway) Disconnect(ctx context.Context, id sandbox.ID) error {
 	if p == nil {
 		return nil
 	}
-	return p.call(ctx, &wire.Message{Op: wire.OpRemove, Sandbox: id})
+	return p.call(ctx, &messages.Message{Op: messages.OpRemove, Sandbox: id})
 }
 
 // Known returns what programs in a sandbox know about its network. Pass it to
@@ -312,7 +312,7 @@ func (g *Gateway) Known(ctx context.Context, id sandbox.ID) (Known, error) {
 	}
 	if p != nil {
 		// Notifications of new names may still be in transit.
-		names, err := p.ask(ctx, &wire.Message{Op: wire.OpNames, Sandbox: id})
+		names, err := p.ask(ctx, &messages.Message{Op: messages.OpNames, Sandbox: id})
 		if err == nil || !errors.Is(err, errGatewayEnded) {
 			return Known{names, l.add.CACert}, err
 		}
@@ -378,7 +378,7 @@ func (g *Gateway) start() (*process, error) {
 // replay sends all links and policies to a new process.
 func (g *Gateway) replay(ctx context.Context, p *process) error {
 	settings := g.opts.Settings()
-	if err := p.call(ctx, &wire.Message{Op: wire.OpSettings, Settings: &settings}); err != nil {
+	if err := p.call(ctx, &messages.Message{Op: messages.OpSettings, Settings: &settings}); err != nil {
 		return err
 	}
 	g.mu.Lock()
@@ -406,17 +406,17 @@ func (g *Gateway) read(p *process) {
 		if err != nil {
 			break
 		}
-		wire.CloseAll(files) // the process has no files to send
+		messages.CloseAll(files) // the process has no files to send
 		switch m.Op {
-		case wire.OpAnswer:
+		case messages.OpAnswer:
 			p.answered(m)
-		case wire.OpEvents:
+		case messages.OpEvents:
 			for _, e := range m.Events {
 				g.opts.Event(m.Sandbox, e)
 			}
-		case wire.OpNames:
+		case messages.OpNames:
 			g.named(m)
-		case wire.OpEnded:
+		case messages.OpEnded:
 			g.ended(m.Sandbox)
 		}
 	}
@@ -424,7 +424,7 @@ func (g *Gateway) read(p *process) {
 	g.replace(p)
 }
 
-func (g *Gateway) named(m *wire.Message) {
+func (g *Gateway) named(m *messages.Message) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if l := g.links[m.Sandbox]; l != nil {

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 )
 
 // socketName is the socket on which a lingering gateway process waits for the
@@ -65,19 +65,19 @@ func (g *Gateway) inherit() error {
 			return fmt.Errorf("an earlier gateway process does not hand over its links: %w", err)
 		}
 		switch {
-		case m.Op == wire.OpHeld && m.Add != nil && len(files) == 1:
+		case m.Op == messages.OpHeld && m.Add != nil && len(files) == 1:
 			g.keep(m, files[0])
-		case m.Op == wire.OpHandedOver:
+		case m.Op == messages.OpHandedOver:
 			g.inherited = true
-			return conn.Send(&wire.Message{Op: wire.OpQuit})
+			return conn.Send(&messages.Message{Op: messages.OpQuit})
 		default:
-			wire.CloseAll(files)
+			messages.CloseAll(files)
 		}
 	}
 }
 
 // keep stores an inherited link.
-func (g *Gateway) keep(m *wire.Message, f *os.File) {
+func (g *Gateway) keep(m *messages.Message, f *os.File) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.links[m.Sandbox] != nil {
@@ -92,7 +92,7 @@ func (g *Gateway) keep(m *wire.Message, f *os.File) {
 
 // dialIn connects to the socket in a directory. The path may be longer than the
 // 108 bytes of a socket address.
-func dialIn(dir string) (*wire.Conn, error) {
+func dialIn(dir string) (*messages.Conn, error) {
 	d, err := os.Open(dir)
 	if err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ func dialIn(dir string) (*wire.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return wire.NewConn(c), nil
+	return messages.NewConn(c), nil
 }
 
 // listenIn creates the socket and replaces one that an earlier process left.

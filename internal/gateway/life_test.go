@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/atoll-run/atoll/internal/gateway"
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -24,7 +24,7 @@ func gatewayProcess(t testing.TB) int { return gatewayProcessWith(t) }
 
 func gatewayProcessWith(t testing.TB, args ...string) int {
 	t.Helper()
-	want := strings.Join(append([]string{wire.Argv0}, args...), "\x00")
+	want := strings.Join(append([]string{messages.Argv0}, args...), "\x00")
 	for limit := time.Now().Add(20 * time.Second); time.Now().Before(limit); time.Sleep(5 * time.Millisecond) {
 		dirs, _ := filepath.Glob("/proc/[0-9]*")
 		for _, d := range dirs {
@@ -48,7 +48,7 @@ func TestKilled(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "good.test", "api.test")
 	r := w.rig()
-	b := r.box("killed", profile(
+	b := r.sandbox("killed", profile(
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"good.test"}},
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"api.test"}, Paths: []string{"/v1/**"}},
 	))
@@ -89,7 +89,7 @@ func TestPolicyChanges(t *testing.T) {
 		<-r.Context().Done()
 	})
 	r := w.rig()
-	b := r.box("changes", allow("slow.test"))
+	b := r.sandbox("changes", allow("slow.test"))
 	done := make(chan string, 1)
 	go func() {
 		out, code := b.sh("curl -sSN http://slow.test/")
@@ -127,8 +127,8 @@ func (r *rig) awaitHit(w *world, host string) {
 
 const canary = "canary-value-of-a-secret-0451"
 
-func secrets() []wire.Secret {
-	return []wire.Secret{
+func secrets() []messages.Secret {
+	return []messages.Secret{
 		{Name: "token", Version: 3, Value: []byte(canary)},
 		{Name: "second", Version: 2, Value: []byte("second-" + canary)},
 		{Name: "swapped", Version: 1, Value: []byte("other-" + canary), Placeholder: "sk-placeholder-0123456789abcdef", Hosts: []string{"api.test"}, SwapHosts: []string{"api.test"}},
@@ -153,7 +153,7 @@ func TestSecrets(t *testing.T) {
 		sandbox.Rule{Name: "api", Action: sandbox.Allow, Hosts: []string{"api.test", "plain.test"}},
 	)
 	p.Secrets = secrets()
-	b := r.box("secrets", p)
+	b := r.sandbox("secrets", p)
 	last := func() hit {
 		hits, _, _ := w.taken()
 		if len(hits) == 0 {
@@ -217,7 +217,7 @@ func TestLimits(t *testing.T) {
 		_, _ = io.WriteString(rw, "{}")
 	})
 	r := w.rig()
-	b := r.box("limits", profile(
+	b := r.sandbox("limits", profile(
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"rate.test"}, Limits: &sandbox.RuleLimits{PerMinute: 1, Burst: 2}},
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"size.test"}, Limits: &sandbox.RuleLimits{RequestBytes: 1000, ResponseBytes: 5000}},
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"filter.test"}, Filters: []sandbox.Filter{{Type: sandbox.FilterRegex, Direction: sandbox.DirRequest, Pattern: "BEGIN [A-Z ]*PRIVATE KEY"}}},
@@ -264,8 +264,8 @@ func TestLingers(t *testing.T) {
 		}
 		l.File.Close()
 	})
-	b := r.box("lingers", allow("good.test"))
-	pid := gatewayProcessWith(t, wire.Linger)
+	b := r.sandbox("lingers", allow("good.test"))
+	pid := gatewayProcessWith(t, messages.Linger)
 	address, _ := b.sh("getent hosts good.test")
 	if err := r.gateway.Close(); err != nil {
 		t.Fatal(err)

@@ -36,9 +36,9 @@ os.rename("/tmp/got.new", "/tmp/got")
 `
 
 // lineage is a sandbox in which a program has loaded its trusted certificates.
-func (r *rig) lineage(id sandbox.ID, p gateway.Policy) *box {
+func (r *rig) lineage(id sandbox.ID, p gateway.Policy) *rigSandbox {
 	r.tb.Helper()
-	b := r.box(id, p)
+	b := r.sandbox(id, p)
 	b.put("/tmp/p.py", []byte(believer))
 	process, err := b.in.Exec(r.tb.Context(), &sandbox.Command{Shell: "exec python3 /tmp/p.py", Background: true})
 	if err != nil {
@@ -52,20 +52,20 @@ func (r *rig) lineage(id sandbox.ID, p gateway.Policy) *box {
 }
 
 // loaded makes the program with loaded certificates send its request.
-func (b *box) loaded() string {
+func (b *rigSandbox) loaded() string {
 	b.r.tb.Helper()
 	out, _ := b.sh("touch /tmp/go; while ! [ -e /tmp/got ]; do sleep 0.05; done; cat /tmp/got")
 	return out
 }
 
 // anew makes the request with a program that loads its certificates now.
-func (b *box) anew() string {
+func (b *rigSandbox) anew() string {
 	b.r.tb.Helper()
 	out, _ := b.sh("curl -sS --max-time 20 https://api.test/v1/anew")
 	return out
 }
 
-func (b *box) snapshot(opts driver.SnapshotOptions) driver.SnapshotRef {
+func (b *rigSandbox) snapshot(opts driver.SnapshotOptions) driver.SnapshotRef {
 	b.r.tb.Helper()
 	opts.ID = "sn-" + strings.ToLower(rand.Text())
 	snap, err := b.in.(driver.Snapshotter).Snapshot(b.r.tb.Context(), opts)
@@ -76,7 +76,7 @@ func (b *box) snapshot(opts driver.SnapshotOptions) driver.SnapshotRef {
 }
 
 // restore makes another sandbox of a snapshot.
-func (r *rig) restore(id sandbox.ID, p gateway.Policy, ref driver.SnapshotRef, memory bool) *box {
+func (r *rig) restore(id sandbox.ID, p gateway.Policy, ref driver.SnapshotRef, memory bool) *rigSandbox {
 	r.tb.Helper()
 	in, how, err := r.provider.Restore(r.tb.Context(), r.spec(id, p), ref)
 	if err != nil || how.Memory != memory {
@@ -129,7 +129,7 @@ func TestAuthorityGoesAlong(t *testing.T) {
 	copied := b.snapshot(driver.SnapshotOptions{Memory: true})
 	stopped := b.snapshot(driver.SnapshotOptions{Memory: true, Stop: true})
 
-	check := func(b *box, memory bool) {
+	check := func(b *rigSandbox, memory bool) {
 		t.Helper()
 		if memory {
 			if out := b.loaded(); !strings.Contains(out, `"URI":"/v1/loaded"`) {
@@ -150,7 +150,7 @@ func TestAuthorityGoesAlong(t *testing.T) {
 	check(r.restore("plain", policy, files, false), false)
 	again := r.restore("second", policy, copied, true).snapshot(driver.SnapshotOptions{Memory: true})
 	check(r.restore("grandchild", policy, again, true), true)
-	fresh := r.box("stranger", policy)
+	fresh := r.sandbox("stranger", policy)
 	if bytes.Equal(fresh.read("/etc/atoll/ca.crt"), ca) {
 		t.Error("a sandbox of no such descent has the same authority")
 	}

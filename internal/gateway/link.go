@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 )
 
 // Link is a sandbox's network card and network configuration.
@@ -21,9 +21,9 @@ type Link struct {
 
 func newLink(f *os.File, ca []byte) *Link {
 	return &Link{
-		File: f, MTU: wire.MTU, DNS: wire.Gateway, CA: ca,
-		Addresses: []netip.Prefix{netip.PrefixFrom(wire.Address, 32), netip.PrefixFrom(wire.Address6, 128)},
-		Gateways:  []netip.Addr{wire.Gateway, wire.Gateway6},
+		File: f, MTU: messages.MTU, DNS: messages.Gateway, CA: ca,
+		Addresses: []netip.Prefix{netip.PrefixFrom(messages.Address, 32), netip.PrefixFrom(messages.Address6, 128)},
+		Gateways:  []netip.Addr{messages.Gateway, messages.Gateway6},
 	}
 }
 
@@ -35,8 +35,8 @@ func linkPair() (ours, theirs *os.File, err error) {
 		return nil, nil, os.NewSyscallError("socketpair", err)
 	}
 	for _, fd := range fds {
-		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, wire.SocketBuffer) != nil {
-			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, wire.SocketBuffer)
+		if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, messages.SocketBuffer) != nil {
+			_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, messages.SocketBuffer)
 		}
 	}
 	return os.NewFile(uintptr(fds[0]), "link"), os.NewFile(uintptr(fds[1]), "link"), nil

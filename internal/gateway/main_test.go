@@ -152,8 +152,8 @@ func (r *rig) note(id sandbox.ID, e gateway.Event) {
 	}
 }
 
-// box makes a sandbox that may do what the policy says.
-func (r *rig) box(id sandbox.ID, p gateway.Policy) *box {
+// sandbox makes a sandbox that may do what the policy says.
+func (r *rig) sandbox(id sandbox.ID, p gateway.Policy) *rigSandbox {
 	r.tb.Helper()
 	in, err := r.provider.Create(context.Background(), r.spec(id, p))
 	if err != nil {
@@ -171,13 +171,13 @@ func (r *rig) spec(id sandbox.ID, p gateway.Policy) *sandbox.Spec {
 }
 
 // own destroys a sandbox when the test ends.
-func (r *rig) own(in driver.Instance) *box {
+func (r *rig) own(in driver.Instance) *rigSandbox {
 	r.tb.Cleanup(func() {
 		if err := in.Destroy(context.Background()); err != nil {
 			r.tb.Errorf("destroying the sandbox: %v", err)
 		}
 	})
-	return &box{r, in}
+	return &rigSandbox{r, in}
 }
 
 // awaitEvent waits for an event of a sandbox.
@@ -209,14 +209,14 @@ func (r *rig) forget(id sandbox.ID) {
 	delete(r.events, id)
 }
 
-// box is a sandbox of a rig.
-type box struct {
+// rigSandbox is a sandbox of a rig.
+type rigSandbox struct {
 	r  *rig
 	in driver.Instance
 }
 
 // sh runs a script inside and returns what it wrote, and its exit code.
-func (b *box) sh(script string) (string, int) {
+func (b *rigSandbox) sh(script string) (string, int) {
 	b.r.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
@@ -239,7 +239,7 @@ func (b *box) sh(script string) (string, int) {
 
 // background runs a script inside and returns when it has said that it is ready.
 // It ends when its input does.
-func (b *box) background(script string) driver.Process {
+func (b *rigSandbox) background(script string) driver.Process {
 	b.r.tb.Helper()
 	p, err := b.in.Exec(context.Background(), &sandbox.Command{Args: []string{"sh", "-c", script}, Stdin: true})
 	if err != nil {
@@ -287,7 +287,7 @@ func allow(hosts ...string) gateway.Policy {
 func TestPlainHTTP(t *testing.T) {
 	port := serve(t, func(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "hello %s%s", r.Host, r.URL) })
 	r := newRig(t, loopback("allowed.test", "other.test"))
-	b := r.box("plain", allow("allowed.test:"+port))
+	b := r.sandbox("plain", allow("allowed.test:"+port))
 	began := time.Now()
 	out, code := b.sh("cat /etc/resolv.conf; curl -sS --max-time 10 http://allowed.test:" + port + "/a/b?c=d")
 	t.Log(time.Since(began), out)

@@ -27,7 +27,7 @@ for i in range(1, 100):
 `
 
 // ask makes the talker of a sandbox send something.
-func (b *box) ask(number int) string {
+func (b *rigSandbox) ask(number int) string {
 	out, _ := b.sh(fmt.Sprintf("touch /tmp/ask.%[1]d; while ! [ -e /tmp/answer.%[1]d ]; do sleep 0.02; done; cat /tmp/answer.%[1]d", number))
 	return out
 }
@@ -60,7 +60,7 @@ func TestOpenConnections(t *testing.T) {
 	// On the machine's own network, where the next gateway is, too.
 	r := newRig(t, loopback("good.test"))
 	policy := allow("good.test:" + port)
-	b := r.box("talker", policy)
+	b := r.sandbox("talker", policy)
 	b.put("/tmp/p.py", fmt.Appendf(nil, talker, port))
 	p, err := b.in.Exec(t.Context(), &sandbox.Command{Shell: "exec python3 /tmp/p.py", Background: true})
 	if err != nil {
@@ -73,7 +73,7 @@ func TestOpenConnections(t *testing.T) {
 			t.Errorf("after %s: %s", after, got)
 		}
 	}
-	breaks := func(b *box, number int, after string) {
+	breaks := func(b *rigSandbox, number int, after string) {
 		t.Helper()
 		switch got := b.ask(number); got {
 		case "ConnectionResetError", "ConnectionAbortedError", "BrokenPipeError", "closed":

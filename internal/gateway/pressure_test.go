@@ -38,8 +38,8 @@ func TestSlowReaders(t *testing.T) {
 		w.hold(w.listen(w.good, 9002))
 	})
 	r := w.rig()
-	greedy := r.box("greedy", allow("good.test:9001", "good.test:9002"))
-	other := r.box("other", allow("good.test"))
+	greedy := r.sandbox("greedy", allow("good.test:9001", "good.test:9002"))
+	other := r.sandbox("other", allow("good.test"))
 	pid := gatewayProcess(t)
 	const flows = 400
 	for _, tt := range []struct{ name, script string }{
@@ -83,7 +83,7 @@ func TestSlowRequests(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "api.test")
 	r := w.rig()
-	b := r.box("slow", profile(sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"api.test"}, Paths: []string{"/**"}}))
+	b := r.sandbox("slow", profile(sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"api.test"}, Paths: []string{"/**"}}))
 	p := b.background(`python3 -c '
 import resource, socket, ssl, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -25,7 +25,7 @@ const nobody = 65534
 // process is a gateway process and the connection to it.
 type process struct {
 	patience time.Duration // see processPatience
-	conn     *wire.Conn
+	conn     *messages.Conn
 	proc     *os.Process
 	linger   bool
 	stderr   *os.File
@@ -35,8 +35,8 @@ type process struct {
 
 	mu    sync.Mutex
 	last  uint64
-	calls map[uint64]chan *wire.Message // nil after the connection has ended
-	words string                        // its output on standard error
+	calls map[uint64]chan *messages.Message // nil after the connection has ended
+	words string                            // its output on standard error
 	state *os.ProcessState
 }
 
@@ -49,11 +49,11 @@ func startProcess(exe, dir string, linger bool, patience time.Duration) (*proces
 		return nil, err
 	}
 	defer theirs.Close()
-	conn, err := wire.FileConn(ours)
+	conn, err := messages.FileConn(ours)
 	if err != nil {
 		return nil, err
 	}
-	p := &process{conn: conn, linger: linger, patience: patience, calls: map[uint64]chan *wire.Message{}, ended: make(chan struct{})}
+	p := &process{conn: conn, linger: linger, patience: patience, calls: map[uint64]chan *messages.Message{}, ended: make(chan struct{})}
 	if err := p.exec(exe, dir, theirs); err != nil {
 		conn.Close()
 		return nil, err
@@ -67,14 +67,14 @@ func (p *process) exec(exe, dir string, control *os.File) error {
 		return err
 	}
 	defer root.Close()
-	argv, files := []string{wire.Argv0}, []*os.File{control, root}
+	argv, files := []string{messages.Argv0}, []*os.File{control, root}
 	if p.linger {
 		next, err := listenIn(dir)
 		if err != nil {
 			return err
 		}
 		defer next.Close()
-		argv, files = append(argv, wire.Linger), append(files, next)
+		argv, files = append(argv, messages.Linger), append(files, next)
 	}
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -190,13 +190,13 @@ var errGatewayEnded error = &sandbox.Error{Code: sandbox.CodeUnavailable, Messag
 const processPatience = 30 * time.Second
 
 // call sends a request and waits for the response.
-func (p *process) call(ctx context.Context, m *wire.Message, files ...*os.File) error {
+func (p *process) call(ctx context.Context, m *messages.Message, files ...*os.File) error {
 	_, err := p.converse(ctx, m, files)
 	return err
 }
 
 // ask sends a request for names and waits for the response.
-func (p *process) ask(ctx context.Context, m *wire.Message) (map[string]uint16, error) {
+func (p *process) ask(ctx context.Context, m *messages.Message) (map[string]uint16, error) {
 	answer, err := p.converse(ctx, m, nil)
 	if err != nil {
 		return nil, err
@@ -205,8 +205,8 @@ func (p *process) ask(ctx context.Context, m *wire.Message) (map[string]uint16, 
 }
 
 // converse sends a request and waits for its response.
-func (p *process) converse(ctx context.Context, m *wire.Message, files []*os.File) (*wire.Message, error) {
-	answer := make(chan *wire.Message, 1)
+func (p *process) converse(ctx context.Context, m *messages.Message, files []*os.File) (*messages.Message, error) {
+	answer := make(chan *messages.Message, 1)
 	p.mu.Lock()
 	if p.calls == nil {
 		p.mu.Unlock()
@@ -243,7 +243,7 @@ func (p *process) converse(ctx context.Context, m *wire.Message, files []*os.Fil
 
 // answers reports whether the process responds.
 func (p *process) answers(ctx context.Context) bool {
-	_, err := p.converse(ctx, &wire.Message{Op: wire.OpNames}, nil)
+	_, err := p.converse(ctx, &messages.Message{Op: messages.OpNames}, nil)
 	return !errors.Is(err, errGatewayEnded) && ctx.Err() == nil
 }
 
@@ -262,7 +262,7 @@ func (p *process) watch() {
 	}
 }
 
-func (p *process) answered(m *wire.Message) {
+func (p *process) answered(m *messages.Message) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if c := p.calls[m.ID]; c != nil {

@@ -96,7 +96,7 @@ func TestAttackHostileProxy(t *testing.T) {
 	settings.Proxy = fmt.Sprintf("http://user:%s@%s:3128", proxyPassword, w.good)
 	r := newRigIn(t, settings, w.outside.do)
 	hosts := []string{"impostor.test", "another.test", "redirect.test", "refused.test", "interim.test", "endless.test", "more.test", "silent.test", "no-http.test"}
-	b := r.box("wicked", withToken(sandbox.Rule{Hosts: hosts}))
+	b := r.sandbox("wicked", withToken(sandbox.Rule{Hosts: hosts}))
 	encoded := base64.StdEncoding.EncodeToString([]byte("user:" + proxyPassword))
 	for _, host := range hosts {
 		out, _ := b.sh("curl -sSi --max-time 4 https://" + host + "/ 2>&1; curl -sSik --max-time 4 https://" + host + "/ 2>&1")

@@ -129,7 +129,7 @@ func TestProxies(t *testing.T) {
 			settings.Proxy = fmt.Sprintf("%s://user:%s@%s:3128", scheme, proxyPassword, w.good)
 			r := newRigIn(t, settings, w.outside.do)
 			id := sandbox.ID("behind-" + scheme)
-			b := r.box(id, profile(
+			b := r.sandbox(id, profile(
 				sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"plain.test:8080", "passed.test"}},
 				sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"api.test"}, Paths: []string{"/ok/**"}},
 			))

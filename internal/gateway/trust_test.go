@@ -109,7 +109,7 @@ func imageOf(tb testing.TB, files map[string][]byte) string {
 }
 
 // read returns a file of a sandbox.
-func (b *box) read(path string) []byte {
+func (b *rigSandbox) read(path string) []byte {
 	b.r.tb.Helper()
 	r, _, err := b.in.(driver.FileSystem).Read(b.r.tb.Context(), path, driver.ReadOptions{})
 	if err != nil {

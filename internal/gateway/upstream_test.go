@@ -9,12 +9,12 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/internal/gateway"
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
 // want runs scripts, each of which must print something.
-func (b *box) want(scripts map[string]string) {
+func (b *rigSandbox) want(scripts map[string]string) {
 	b.r.tb.Helper()
 	for script, want := range scripts {
 		if out, _ := b.sh(script); !strings.Contains(out, want) {
@@ -39,7 +39,7 @@ func TestDNSServers(t *testing.T) {
 			Rules:      []sandbox.Rule{{Action: sandbox.Allow, Hosts: []string{"good.test", "inside.test", "unknown.test"}}},
 		}}
 	}
-	b := r.box("asks", rules(w.dns))
+	b := r.sandbox("asks", rules(w.dns))
 	b.want(map[string]string{
 		"curl -sS http://good.test/a":    `"URI":"/a"`,
 		"curl -sS http://inside.test/":   "Couldn't connect",
@@ -52,15 +52,15 @@ func TestDNSServers(t *testing.T) {
 		"private": rules(net.JoinHostPort(w.evil.String(), "53")),
 		"ceiling": func() gateway.Policy {
 			p := rules(w.dns)
-			p.EgressLimits = []wire.EgressLimit{{Name: "names", Profile: sandbox.Profile{Rules: []sandbox.Rule{{Action: sandbox.Allow, Hosts: []string{"*"}}}}}}
+			p.EgressLimits = []messages.EgressLimit{{Name: "names", Profile: sandbox.Profile{Rules: []sandbox.Rule{{Action: sandbox.Allow, Hosts: []string{"*"}}}}}}
 			return p
 		}(),
 	} {
-		r.box(id, p).want(map[string]string{"curl -sS http://good.test/a": "Couldn't connect"})
+		r.sandbox(id, p).want(map[string]string{"curl -sS http://good.test/a": "Couldn't connect"})
 		if hits, violations, asked := w.taken(); len(hits)+len(violations)+len(asked) > 0 {
 			t.Errorf("%s: %d hits, %s, asked %s", id, len(hits), violations, asked)
 		}
-		r.awaitEvent(id, func(e gateway.Event) bool { return e.Verdict == wire.Denied && e.Host == "good.test" })
+		r.awaitEvent(id, func(e gateway.Event) bool { return e.Verdict == messages.Denied && e.Host == "good.test" })
 	}
 }
 
@@ -96,7 +96,7 @@ func TestUpstreamProxy(t *testing.T) {
 			proxy = secure
 		}
 		before := len(proxy.asked())
-		r.box(id, p).want(map[string]string{
+		r.sandbox(id, p).want(map[string]string{
 			"curl -sS http://plain.test/a":        `"URI":"/a"`,
 			"curl -sS https://api.test/ok/c":      `"URI":"/ok/c"`,
 			"curl -sS https://api.test/else":      "egress_denied",
@@ -123,7 +123,7 @@ func TestUpstreamProxy(t *testing.T) {
 		if id == "not-trusted" {
 			p.Profile.Proxy.TLS.ServerName = "wrong.test"
 		}
-		r.box(id, p).want(map[string]string{"curl -sS http://plain.test/past": "Couldn't connect"})
+		r.sandbox(id, p).want(map[string]string{"curl -sS http://plain.test/past": "Couldn't connect"})
 		if hits, violations, _ := w.taken(); len(violations) > 0 || strings.Contains(fmt.Sprint(hits), "/past") {
 			t.Errorf("%s: %v, %s", id, hits, violations)
 		}
@@ -138,9 +138,9 @@ func TestSteeredInTheClear(t *testing.T) {
 	r := w.rig()
 	inject := []sandbox.Injection{{Secret: "s", Mode: sandbox.InjectBearer}}
 	p := profile(sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"api.test:80", "api.test:443"}, Inject: inject})
-	p.Secrets = []wire.Secret{{Name: "s", Value: []byte(proxyPassword)}}
+	p.Secrets = []messages.Secret{{Name: "s", Value: []byte(proxyPassword)}}
 	p.Profile.DNSServers = []string{w.dns}
-	r.box("steered", p).want(map[string]string{
+	r.sandbox("steered", p).want(map[string]string{
 		"curl -sS http://api.test/clear":  "plaintext",
 		"curl -sS https://api.test/there": `"URI":"/there"`,
 	})

@@ -17,7 +17,7 @@ func TestTLS(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "good.test", "api.test", "wrong.test")
 	r := w.rig()
-	b := r.box("tls", profile(
+	b := r.sandbox("tls", profile(
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"good.test"}},
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"api.test", "wrong.test"}, Paths: []string{"/v1/**"}, Methods: []string{"GET"}},
 	))
@@ -54,7 +54,7 @@ func TestPinned(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "api.test")
 	r := w.rig()
-	b := r.box("pinned", terminated())
+	b := r.sandbox("pinned", terminated())
 	b.put("/tmp/own.pem", w.rootPEM)
 	for name, script := range map[string]string{
 		"curl":   "curl -sS --max-time 30 --cacert /tmp/own.pem https://api.test/v1/x",
@@ -79,7 +79,7 @@ func TestPinned(t *testing.T) {
 func TestResumedSessions(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "api.test", "other.test")
-	b := w.rig().box("resumed", profile(
+	b := w.rig().sandbox("resumed", profile(
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"api.test"}, Paths: []string{"/v1/**"}},
 		sandbox.Rule{Action: sandbox.Allow, Hosts: []string{"other.test"}, Paths: []string{"/v2/**"}},
 	))
@@ -110,7 +110,7 @@ EOF`)
 func TestUnwantedAnswers(t *testing.T) {
 	w := newWorld(t)
 	w.lead(w.good, "good.test")
-	b := w.rig().box("unwanted", allow("good.test"))
+	b := w.rig().sandbox("unwanted", allow("good.test"))
 	out, _ := b.sh(`python3 - <<'EOF'
 import socket
 query = b"\x00\x07\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x04good\x04test\x00\x00\x01\x00\x01"

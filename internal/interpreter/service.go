@@ -34,8 +34,8 @@ const (
 	maxComplaint = 4 << 10
 )
 
-// Box is a running sandbox.
-type Box interface {
+// Sandbox is a running sandbox.
+type Sandbox interface {
 	Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error)
 	Write(ctx context.Context, path string, content io.Reader, opts driver.WriteOptions) error
 	// Isolated reports whether the rest of the machine cannot reach its ports.
@@ -50,7 +50,7 @@ type Config struct {
 	// Find returns a sandbox that exists, by id or name, for the caller in ctx.
 	Find func(ctx context.Context, ref string) (sandbox.Sandbox, error)
 	// Open opens a running sandbox, until ctx ends.
-	Open func(ctx context.Context, ref string) (Box, error)
+	Open func(ctx context.Context, ref string) (Sandbox, error)
 	// Dial connects to a port of a sandbox. The caller closes the connection.
 	Dial func(ctx context.Context, ref string, port uint16) (net.Conn, error)
 	// Own returns a context in which the daemon itself uses a sandbox. A caller who
@@ -75,7 +75,7 @@ func (s *Service) Run(ctx context.Context, ref string, req coding.CodeRequest, e
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Op: op, Subject: "language", Message: "is that of the context; give only one of them"}
 	}
 	command := sandbox.Command{Args: []string{"code", cmp.Or(req.Context, req.Language, "python")}}
-	return s.use(ctx, ref, &command, func(ctx context.Context, box sandbox.Sandbox, running Box) error {
+	return s.use(ctx, ref, &command, func(ctx context.Context, sb sandbox.Sandbox, running Sandbox) error {
 		body := request{Code: req.Code, Context: req.Context, Language: req.Language, Env: req.Env}
 		if req.TimeoutMS > 0 {
 			limit := time.Duration(req.TimeoutMS) * time.Millisecond
@@ -84,7 +84,7 @@ func (s *Service) Run(ctx context.Context, ref string, req coding.CodeRequest, e
 			ctx, cancel = context.WithTimeoutCause(ctx, limit+grace, &sandbox.Error{Code: sandbox.CodeTimeout, Op: op, Message: "the code did not end when it was interrupted"})
 			defer cancel()
 		}
-		resp, err := s.call(ctx, box.ID, http.MethodPost, "/execute", body)
+		resp, err := s.call(ctx, sb.ID, http.MethodPost, "/execute", body)
 		if err != nil {
 			return err
 		}
@@ -129,31 +129,31 @@ func (s *Service) RemoveContext(ctx context.Context, ref, id string) error {
 }
 
 // use calls do with a running sandbox, if the caller may run commands in it.
-func (s *Service) use(ctx context.Context, ref string, command *sandbox.Command, do func(context.Context, sandbox.Sandbox, Box) error) error {
-	box, err := s.cfg.Find(ctx, ref)
+func (s *Service) use(ctx context.Context, ref string, command *sandbox.Command, do func(context.Context, sandbox.Sandbox, Sandbox) error) error {
+	sb, err := s.cfg.Find(ctx, ref)
 	if err != nil {
 		return err
 	}
-	subject := guard.Subject{Sandbox: box.ID, Name: box.Name, Command: command}
+	subject := guard.Subject{Sandbox: sb.ID, Name: sb.Name, Command: command}
 	return s.cfg.Guard.Do(ctx, ops.ProcessExec, subject, func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
-		running, err := s.cfg.Open(ctx, string(box.ID))
+		running, err := s.cfg.Open(ctx, string(sb.ID))
 		if err != nil {
 			return err
 		}
 		if err := isolated(ctx, running); err != nil {
 			return err
 		}
-		return do(ctx, box, running)
+		return do(ctx, sb, running)
 	})
 }
 
 // manage sends a request about contexts.
 func (s *Service) manage(ctx context.Context, ref, method, path string, in, out any) error {
 	command := sandbox.Command{Args: []string{"code", method, path}}
-	return s.use(ctx, ref, &command, func(ctx context.Context, box sandbox.Sandbox, _ Box) error {
-		resp, err := s.call(ctx, box.ID, method, path, in)
+	return s.use(ctx, ref, &command, func(ctx context.Context, sb sandbox.Sandbox, _ Sandbox) error {
+		resp, err := s.call(ctx, sb.ID, method, path, in)
 		if err != nil {
 			return err
 		}

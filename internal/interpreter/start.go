@@ -59,11 +59,11 @@ func (s *Service) start(ctx context.Context, id sandbox.ID, account func(context
 	if err != nil {
 		return err
 	}
-	box, err := s.cfg.Open(ctx, string(id))
+	sb, err := s.cfg.Open(ctx, string(id))
 	if err != nil {
 		return err
 	}
-	if err := isolated(ctx, box); err != nil {
+	if err := isolated(ctx, sb); err != nil {
 		return err
 	}
 	var as Account
@@ -74,11 +74,11 @@ func (s *Service) start(ctx context.Context, id sandbox.ID, account func(context
 	}
 	for name, content := range Files() {
 		opts := driver.WriteOptions{Owner: "root", Mode: 0o644}
-		if err := box.Write(ctx, path.Join(Dir, name), bytes.NewReader(content), opts); err != nil {
+		if err := sb.Write(ctx, path.Join(Dir, name), bytes.NewReader(content), opts); err != nil {
 			return err
 		}
 	}
-	p, err := box.Exec(ctx, sandbox.Command{Args: Command(), User: as.User, Dir: as.Dir, Background: true, Env: as.Env})
+	p, err := sb.Exec(ctx, sandbox.Command{Args: Command(), User: as.User, Dir: as.Dir, Background: true, Env: as.Env})
 	if err != nil {
 		return err
 	}
@@ -100,8 +100,8 @@ func (s *Service) start(ctx context.Context, id sandbox.ID, account func(context
 
 // isolated refuses sandboxes whose ports are those of the machine: every user of
 // the machine could run code in them.
-func isolated(ctx context.Context, box Box) error {
-	apart, err := box.Isolated(ctx)
+func isolated(ctx context.Context, sb Sandbox) error {
+	apart, err := sb.Isolated(ctx)
 	if err != nil || apart {
 		return err
 	}

@@ -172,7 +172,7 @@ type Commit struct {
 	Binding        string
 	Sandbox        sandbox.ID
 	Image          string
-	Box            json.RawMessage
+	Ref            json.RawMessage
 	Deadline       time.Time
 }
 
@@ -185,7 +185,7 @@ func (o Commit) apply(m *machine) (Effect, error) {
 	l.Epoch++
 	l.Carried, l.Failures = 0, nil
 	l.Rotating, l.Evicting, l.Retry, l.Began = false, false, time.Time{}, m.now
-	l.Provider, l.Binding, l.Sandbox, l.Image, l.Box, l.Deadline = o.Provider, o.Binding, o.Sandbox, o.Image, o.Box, o.Deadline
+	l.Provider, l.Binding, l.Sandbox, l.Image, l.Ref, l.Deadline = o.Provider, o.Binding, o.Sandbox, o.Image, o.Ref, o.Deadline
 	if len(l.Holders) == 0 {
 		m.drain()
 	}

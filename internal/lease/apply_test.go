@@ -28,7 +28,7 @@ func at(state State, turns int) Lease {
 		l.Expires, l.Drains = start.Add(10*time.Minute), 7
 	}
 	if state == Warm || state == Draining {
-		l.Provider, l.Sandbox, l.Image, l.Box, l.Metered = "p", "sb-1", "debian", json.RawMessage(`{}`), start
+		l.Provider, l.Sandbox, l.Image, l.Ref, l.Metered = "p", "sb-1", "debian", json.RawMessage(`{}`), start
 	}
 	return l
 }
@@ -143,7 +143,7 @@ func TestPersistKeepsWhatItReplaces(t *testing.T) {
 		t.Errorf("prior %s, archive %s", effect.Prior, l.Archive)
 	}
 	l, effect = apply(t, l, start, Persist{3, 7, nil}, Confirm{Epoch: 3, Drain: 7})
-	if effect.Prior != nil || string(l.Archive) != `"new"` || l.Sandbox != "" || l.Box != nil {
+	if effect.Prior != nil || string(l.Archive) != `"new"` || l.Sandbox != "" || l.Ref != nil {
 		t.Errorf("after the end: %+v", l)
 	}
 }
@@ -174,7 +174,7 @@ func TestEndingCannotBeUndone(t *testing.T) {
 // RB-48.
 func TestPausedSandboxIsResumed(t *testing.T) {
 	l, _ := apply(t, at(Draining, 0), start, Confirm{Epoch: 3, Drain: 7, Paused: true})
-	if l.State != Cold || l.Sandbox != "sb-1" || l.Box == nil {
+	if l.State != Cold || l.Sandbox != "sb-1" || l.Ref == nil {
 		t.Fatalf("the paused sandbox was forgotten: %+v", l)
 	}
 	l, _ = apply(t, l, start, turn("a"), Fail{Epoch: 3, Attempt: 6})
@@ -182,7 +182,7 @@ func TestPausedSandboxIsResumed(t *testing.T) {
 		t.Error("a failure without proof forgot the sandbox")
 	}
 	l, _ = apply(t, l, start, turn("a"), Fail{Epoch: 3, Attempt: 7, Gone: true})
-	if l.Sandbox != "" || l.Box != nil {
+	if l.Sandbox != "" || l.Ref != nil {
 		t.Error("a sandbox that is proved gone is still named")
 	}
 }

@@ -90,10 +90,10 @@ type Lease struct {
 	Binding  string     `json:"binding,omitempty"`
 	Sandbox  sandbox.ID `json:"sandbox,omitempty"`
 	Image    string     `json:"image,omitempty"`
-	// Box is the reference to the sandbox: an envelope without an archive. Archive
+	// Ref is the reference to the sandbox: an envelope without an archive. Archive
 	// is what the sandbox can be rebuilt from. Both are opaque here. Archive
 	// outlives the sandbox.
-	Box     json.RawMessage `json:"box,omitempty"`
+	Ref     json.RawMessage `json:"box,omitempty"`
 	Archive json.RawMessage `json:"archive,omitempty"`
 
 	// Expires is the end of the current state: for a warming lease the end of the
@@ -173,7 +173,7 @@ func (l *Lease) Follows(epoch int64) bool {
 
 // forget clears the reference to the live sandbox. The archive stays.
 func (l *Lease) forget() {
-	l.Provider, l.Binding, l.Sandbox, l.Image, l.Box = "", "", "", "", nil
+	l.Provider, l.Binding, l.Sandbox, l.Image, l.Ref = "", "", "", "", nil
 	l.Deadline, l.Rotating, l.Ending, l.Expires, l.Metered = time.Time{}, false, false, time.Time{}, time.Time{}
 	l.Moving, l.Evicting, l.Retry, l.Began = time.Time{}, false, time.Time{}, time.Time{}
 }

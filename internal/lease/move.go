@@ -43,7 +43,7 @@ type Arrive struct {
 	Binding        string
 	Sandbox        sandbox.ID
 	Image          string
-	Box            json.RawMessage
+	Ref            json.RawMessage
 	Deadline       time.Time
 }
 
@@ -59,7 +59,7 @@ func (o Arrive) apply(m *machine) (Effect, error) {
 	l.Epoch++
 	l.Moving, l.Metered, l.Rotating, l.Retry, l.Began = time.Time{}, m.now, false, time.Time{}, m.now
 	l.Failures = nil
-	l.Provider, l.Binding, l.Sandbox, l.Image, l.Box, l.Deadline = o.Provider, o.Binding, o.Sandbox, o.Image, o.Box, o.Deadline
+	l.Provider, l.Binding, l.Sandbox, l.Image, l.Ref, l.Deadline = o.Provider, o.Binding, o.Sandbox, o.Image, o.Ref, o.Deadline
 	if len(l.Holders) == 0 {
 		m.drain()
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 type codeArgs struct {
-	boxArgs
+	sandboxArgs
 	Code           string  `json:"code"`
 	Language       string  `json:"language,omitempty" jsonschema:"python, javascript, typescript, bash, r, java"`
 	TimeoutSeconds float64 `json:"timeout_seconds,omitempty"`
@@ -40,7 +40,7 @@ func runCode(ctx context.Context, c *call, in codeArgs) (out codeOut, err error)
 	if err != nil {
 		return out, err
 	}
-	b, err := c.box(ctx, in.Sandbox)
+	b, err := c.sandbox(ctx, in.Sandbox)
 	if err != nil {
 		return out, err
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 type placeArgs struct {
-	boxArgs
+	sandboxArgs
 	X int `json:"x"`
 	Y int `json:"y"`
 }
@@ -34,17 +34,17 @@ type dragArgs struct {
 }
 
 type typeArgs struct {
-	boxArgs
+	sandboxArgs
 	Text string `json:"text"`
 }
 
 type keyArgs struct {
-	boxArgs
+	sandboxArgs
 	Keys []string `json:"keys" jsonschema:"such as ctrl, s"`
 }
 
 type clipboardArgs struct {
-	boxArgs
+	sandboxArgs
 	Set string `json:"set,omitempty" jsonschema:"new text"`
 }
 
@@ -60,7 +60,7 @@ type computerOut struct {
 
 func (s *Server) computerTools() {
 	add(s, "computer_screenshot", "Take a screenshot", "See the desktop. computer_ tools use its pixels.", looks, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerView),
-		func(ctx context.Context, c *call, in boxArgs) (computerOut, error) {
+		func(ctx context.Context, c *call, in sandboxArgs) (computerOut, error) {
 			return c.act(ctx, in.Sandbox, viewing.ComputerAction{Action: "screenshot"})
 		})
 	add(s, "computer_click", "Click", "Click.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ComputerAct), func(ctx context.Context, c *call, in clickArgs) (computerOut, error) {
@@ -90,7 +90,7 @@ func (s *Server) computerTools() {
 // clipboard reads the clipboard, or puts a text into it. A long text is shown in
 // part.
 func clipboard(ctx context.Context, c *call, in clipboardArgs) (out clipboardOut, err error) {
-	b, err := c.box(ctx, in.Sandbox)
+	b, err := c.sandbox(ctx, in.Sandbox)
 	if err != nil {
 		return out, err
 	}
@@ -111,7 +111,7 @@ func clipboard(ctx context.Context, c *call, in clipboardArgs) (out clipboardOut
 
 // act carries out an action. A screenshot follows the result as an image.
 func (c *call) act(ctx context.Context, ref string, do viewing.ComputerAction) (computerOut, error) {
-	b, err := c.box(ctx, ref)
+	b, err := c.sandbox(ctx, ref)
 	if err != nil {
 		return computerOut{}, err
 	}

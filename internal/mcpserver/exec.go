@@ -53,7 +53,7 @@ func (a *commandArgs) command(otherwise, most float64) (sandbox.Command, error) 
 }
 
 type execArgs struct {
-	boxArgs
+	sandboxArgs
 	commandArgs
 	Background bool `json:"background,omitempty" jsonschema:"return at once and let it run; read its output with sandbox_process"`
 }
@@ -80,7 +80,7 @@ func (s *Server) execTools() {
 	add(s, "sandbox_exec", "Run a command",
 		"Run a command in a sandbox. One that fails is no error of the tool.", changes, does(ops.SandboxGet, ops.SandboxFind, ops.ProcessExec),
 		func(ctx context.Context, c *call, in execArgs) (execOut, error) {
-			b, err := c.box(ctx, in.Sandbox)
+			b, err := c.sandbox(ctx, in.Sandbox)
 			if err != nil {
 				return execOut{}, err
 			}

@@ -26,7 +26,7 @@ const (
 )
 
 type readArgs struct {
-	boxArgs
+	sandboxArgs
 	Path   string `json:"path" jsonschema:"absolute"`
 	Offset int64  `json:"offset,omitempty"`
 	Limit  int64  `json:"limit,omitempty" jsonschema:"bytes; 65536 if left out, at most 262144"`
@@ -43,7 +43,7 @@ type readOut struct {
 }
 
 type writeArgs struct {
-	boxArgs
+	sandboxArgs
 	Path      string `json:"path" jsonschema:"absolute path; missing directories are made"`
 	Content   string `json:"content"`
 	Encoding  string `json:"encoding,omitempty" jsonschema:"base64 or text"`
@@ -57,7 +57,7 @@ type writeOut struct {
 }
 
 type filesArgs struct {
-	boxArgs
+	sandboxArgs
 	Path  string `json:"path" jsonschema:"absolute"`
 	Depth int    `json:"depth,omitempty" jsonschema:"levels to go down; 1 if left out"`
 	Limit int    `json:"limit,omitempty" jsonschema:"entries; 500 if left out, at most 5000"`
@@ -83,7 +83,7 @@ func (s *Server) fileTools() {
 }
 
 func read(ctx context.Context, c *call, in readArgs) (readOut, error) {
-	b, err := c.box(ctx, in.Sandbox)
+	b, err := c.sandbox(ctx, in.Sandbox)
 	if err != nil {
 		return readOut{}, err
 	}
@@ -144,7 +144,7 @@ func textOf(data []byte, more bool) ([]byte, bool) {
 }
 
 func write(ctx context.Context, c *call, in writeArgs) (writeOut, error) {
-	b, err := c.box(ctx, in.Sandbox)
+	b, err := c.sandbox(ctx, in.Sandbox)
 	if err != nil {
 		return writeOut{}, err
 	}
@@ -171,7 +171,7 @@ func write(ctx context.Context, c *call, in writeArgs) (writeOut, error) {
 }
 
 func files(ctx context.Context, c *call, in filesArgs) (filesOut, error) {
-	b, err := c.box(ctx, in.Sandbox)
+	b, err := c.sandbox(ctx, in.Sandbox)
 	if err != nil {
 		return filesOut{}, err
 	}

@@ -16,7 +16,7 @@ import (
 )
 
 type portArgs struct {
-	boxArgs
+	sandboxArgs
 	Port           uint16 `json:"port"`
 	ExpiresSeconds int64  `json:"expires_seconds,omitempty" jsonschema:"of the token; a day if left out"`
 }
@@ -60,7 +60,7 @@ func (s *Server) networkTools() {
 }
 
 func portURL(ctx context.Context, c *call, in portArgs) (portOut, error) {
-	b, err := c.box(ctx, in.Sandbox)
+	b, err := c.sandbox(ctx, in.Sandbox)
 	if err != nil {
 		return portOut{}, err
 	}
@@ -86,7 +86,7 @@ func explain(ctx context.Context, c *call, in explainArgs) (explainOut, error) {
 	case in.Profile != "":
 		return tryProfile(ctx, c, in)
 	}
-	b, err := c.box(ctx, in.Sandbox)
+	b, err := c.sandbox(ctx, in.Sandbox)
 	if err != nil {
 		return explainOut{}, err
 	}

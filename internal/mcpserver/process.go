@@ -12,7 +12,7 @@ import (
 )
 
 type processArgs struct {
-	boxArgs
+	sandboxArgs
 	Action      string  `json:"action" jsonschema:"list, logs, wait or signal"`
 	Process     string  `json:"process,omitempty" jsonschema:"id of the process; not needed for list"`
 	TailLines   int     `json:"tail_lines,omitempty" jsonschema:"for logs: only the last lines; all that is kept if left out"`
@@ -66,7 +66,7 @@ func processes(ctx context.Context, b *atoll.Sandbox) ([]processOut, error) {
 var signals = map[string]int{"": 15, "TERM": 15, "KILL": 9, "INT": 2, "HUP": 1, "USR1": 10, "USR2": 12}
 
 func onProcess(ctx context.Context, c *call, in processArgs) (out processesOut, err error) {
-	b, err := c.box(ctx, in.Sandbox)
+	b, err := c.sandbox(ctx, in.Sandbox)
 	if err != nil {
 		return out, err
 	}

@@ -50,8 +50,8 @@ type createArgs struct {
 	IdleSeconds     int64             `json:"idle_seconds,omitempty" jsonschema:"stop it, keeping its files, when unused for this time; never if left out"`
 }
 
-// boxOut describes a sandbox.
-type boxOut struct {
+// sandboxOut describes a sandbox.
+type sandboxOut struct {
 	Sandbox   string            `json:"sandbox" jsonschema:"its name; pass it to the other tools"`
 	ID        string            `json:"id"`
 	State     string            `json:"state"`
@@ -67,8 +67,8 @@ type boxOut struct {
 	Processes []processOut      `json:"processes,omitempty" jsonschema:"only in sandbox_inspect"`
 }
 
-func toBox(s sandbox.Sandbox) boxOut {
-	out := boxOut{
+func toSandbox(s sandbox.Sandbox) sandboxOut {
+	out := sandboxOut{
 		Sandbox: s.Name, ID: string(s.ID), State: string(s.State), Reason: s.Reason, Image: s.Image, Provider: s.Provider,
 		Labels: s.Labels, Created: s.Created, CPUs: s.Resources.CPUs, MemoryMB: s.Resources.Memory >> 20, DiskMB: s.Resources.Disk >> 20,
 	}
@@ -78,8 +78,8 @@ func toBox(s sandbox.Sandbox) boxOut {
 	return out
 }
 
-// boxArgs name a sandbox.
-type boxArgs struct {
+// sandboxArgs name a sandbox.
+type sandboxArgs struct {
 	Sandbox string `json:"sandbox"` // its name or id
 }
 
@@ -89,8 +89,8 @@ type listArgs struct {
 }
 
 type listOut struct {
-	Sandboxes []boxOut `json:"sandboxes"`
-	More      bool     `json:"more,omitempty" jsonschema:"there are more than the limit"`
+	Sandboxes []sandboxOut `json:"sandboxes"`
+	More      bool         `json:"more,omitempty" jsonschema:"there are more than the limit"`
 }
 
 // Bounds of a list of sandboxes.
@@ -104,34 +104,34 @@ func (s *Server) sandboxTools() {
 		"Run one command in a new sandbox, and remove it.", adds, does(ops.SandboxCreate, ops.SandboxFind, ops.ProcessExec, ops.SandboxDestroy), runOnce)
 	add(s, "sandbox_create", "Create a sandbox",
 		"Make a sandbox that stays until it is removed. With idle_seconds or lifetime_seconds, a forgotten one ends.", adds, does(ops.SandboxCreate),
-		func(ctx context.Context, c *call, in createArgs) (boxOut, error) {
+		func(ctx context.Context, c *call, in createArgs) (sandboxOut, error) {
 			spec := in.spec()
 			spec.Name, spec.Labels = in.Name, in.Labels
 			spec.Lifetime = sandbox.Lifetime{Timeout: time.Duration(in.LifetimeSeconds) * time.Second, Idle: time.Duration(in.IdleSeconds) * time.Second}
 			b, err := c.Create(ctx, spec, atoll.CreateOptions{})
 			if err != nil {
-				return boxOut{}, err
+				return sandboxOut{}, err
 			}
-			return toBox(b.Info()), nil
+			return toSandbox(b.Info()), nil
 		})
 	add(s, "sandbox_list", "List sandboxes", "List sandboxes, newest first.", looks, does(ops.SandboxList), list)
 	add(s, "sandbox_inspect", "Inspect a sandbox", "Show the state, limits and processes of a sandbox.", looks, does(ops.SandboxGet, ops.ProcessList),
-		func(ctx context.Context, c *call, in boxArgs) (boxOut, error) {
-			b, err := c.box(ctx, in.Sandbox)
+		func(ctx context.Context, c *call, in sandboxArgs) (sandboxOut, error) {
+			b, err := c.sandbox(ctx, in.Sandbox)
 			if err != nil {
-				return boxOut{}, err
+				return sandboxOut{}, err
 			}
-			out := toBox(b.Info())
+			out := toSandbox(b.Info())
 			if b.Info().State == sandbox.Running {
 				if out.Processes, err = processes(ctx, b); err != nil {
-					return boxOut{}, err
+					return sandboxOut{}, err
 				}
 			}
 			return out, nil
 		})
 	add(s, "sandbox_remove", "Remove a sandbox", "Remove a sandbox. Workspaces and snapshots stay. One that is gone is success.", removes, does(ops.SandboxGet, ops.SandboxDestroy),
-		func(ctx context.Context, c *call, in boxArgs) (removeOut, error) {
-			b, err := c.box(ctx, in.Sandbox)
+		func(ctx context.Context, c *call, in sandboxArgs) (removeOut, error) {
+			b, err := c.sandbox(ctx, in.Sandbox)
 			if err != nil {
 				return removeOut{}, err
 			}
@@ -148,7 +148,7 @@ func list(ctx context.Context, c *call, in listArgs) (listOut, error) {
 		in.Limit = defaultList
 	}
 	in.Limit = min(in.Limit, maxList)
-	out := listOut{Sandboxes: []boxOut{}}
+	out := listOut{Sandboxes: []sandboxOut{}}
 	for b, err := range c.List(ctx, atoll.ListOptions{Labels: in.Labels, Page: in.Limit}) {
 		if err != nil {
 			return listOut{}, err
@@ -157,13 +157,13 @@ func list(ctx context.Context, c *call, in listArgs) (listOut, error) {
 			out.More = true
 			break
 		}
-		out.Sandboxes = append(out.Sandboxes, toBox(b))
+		out.Sandboxes = append(out.Sandboxes, toSandbox(b))
 	}
 	return out, nil
 }
 
 type snapshotArgs struct {
-	boxArgs
+	sandboxArgs
 	Name   string `json:"name,omitempty" jsonschema:"generated if left out"`
 	Memory bool   `json:"memory,omitempty" jsonschema:"save processes and memory too"`
 }
@@ -176,13 +176,13 @@ type snapshotOut struct {
 }
 
 type forkArgs struct {
-	boxArgs
+	sandboxArgs
 	Count  int    `json:"count,omitempty" jsonschema:"1 if left out, at most 100"`
 	Prefix string `json:"prefix,omitempty" jsonschema:"of their names, PREFIX-1 and so on"`
 }
 
 type pauseArgs struct {
-	boxArgs
+	sandboxArgs
 	ToDisk bool `json:"to_disk,omitempty" jsonschema:"write its memory to disk, so that it uses none"`
 }
 
@@ -191,7 +191,7 @@ type pauseArgs struct {
 func (s *Server) stateTools() {
 	add(s, "sandbox_snapshot", "Take a snapshot", "Save the files of a sandbox and, on request, its memory, for sandbox_create.", adds, does(ops.SandboxGet, ops.SnapshotCreate),
 		func(ctx context.Context, c *call, in snapshotArgs) (snapshotOut, error) {
-			b, err := c.box(ctx, in.Sandbox)
+			b, err := c.sandbox(ctx, in.Sandbox)
 			if err != nil {
 				return snapshotOut{}, err
 			}
@@ -200,41 +200,41 @@ func (s *Server) stateTools() {
 		})
 	add(s, "sandbox_fork", "Fork a sandbox", "Copy a running sandbox with its files, processes and memory.", adds, does(ops.SandboxGet, ops.SandboxFork),
 		func(ctx context.Context, c *call, in forkArgs) (listOut, error) {
-			b, err := c.box(ctx, in.Sandbox)
+			b, err := c.sandbox(ctx, in.Sandbox)
 			if err != nil {
 				return listOut{}, err
 			}
 			copies, err := b.Fork(ctx, durable.ForkRequest{Count: in.Count, Prefix: in.Prefix})
-			out := listOut{Sandboxes: []boxOut{}}
+			out := listOut{Sandboxes: []sandboxOut{}}
 			for _, f := range copies {
-				out.Sandboxes = append(out.Sandboxes, toBox(f.Info()))
+				out.Sandboxes = append(out.Sandboxes, toSandbox(f.Info()))
 			}
 			return out, err
 		})
 	add(s, "sandbox_pause", "Pause a sandbox", "Freeze a sandbox with its processes. It cannot be used until sandbox_resume.", idempotent, does(ops.SandboxGet, ops.SandboxPause),
-		func(ctx context.Context, c *call, in pauseArgs) (boxOut, error) {
-			b, err := c.box(ctx, in.Sandbox)
+		func(ctx context.Context, c *call, in pauseArgs) (sandboxOut, error) {
+			b, err := c.sandbox(ctx, in.Sandbox)
 			if err != nil {
-				return boxOut{}, err
+				return sandboxOut{}, err
 			}
 			kind := sandbox.PauseMemory
 			if in.ToDisk {
 				kind = sandbox.PauseDisk
 			}
 			info, err := b.Pause(ctx, kind)
-			return toBox(info), err
+			return toSandbox(info), err
 		})
 	add(s, "sandbox_resume", "Resume a sandbox", "Continue a paused or stopped sandbox. A running one is success.", idempotent, does(ops.SandboxGet, ops.SandboxResume).sometimes(ops.SandboxStart),
-		func(ctx context.Context, c *call, in boxArgs) (boxOut, error) {
-			b, err := c.box(ctx, in.Sandbox)
+		func(ctx context.Context, c *call, in sandboxArgs) (sandboxOut, error) {
+			b, err := c.sandbox(ctx, in.Sandbox)
 			if err != nil {
-				return boxOut{}, err
+				return sandboxOut{}, err
 			}
 			back := b.Resume
 			if b.Info().State == sandbox.Stopped {
 				back = b.Start
 			}
 			info, err := back(ctx)
-			return toBox(info), err
+			return toSandbox(info), err
 		})
 }

@@ -12,20 +12,20 @@ import (
 )
 
 type searchArgs struct {
-	boxArgs
+	sandboxArgs
 	Path    string `json:"path" jsonschema:"absolute"`
 	Content string `json:"content,omitempty" jsonschema:"regular expression for lines"`
 	Name    string `json:"name,omitempty" jsonschema:"such as *.go or src/**/*.go"`
 }
 
 type patchArgs struct {
-	boxArgs
+	sandboxArgs
 	Path  string `json:"path" jsonschema:"absolute directory that names are relative to"`
 	Patch string `json:"patch" jsonschema:"unified diff or *** Begin Patch"`
 }
 
 type gitArgs struct {
-	boxArgs
+	sandboxArgs
 	Action string `json:"action" jsonschema:"status, diff, staged, log, show, blame"`
 	Path   string `json:"path,omitempty" jsonschema:"absolute directory"`
 	Rev    string `json:"rev,omitempty"`
@@ -45,7 +45,7 @@ func (s *Server) sourceTools() {
 }
 
 func search(ctx context.Context, c *call, in searchArgs) (coding.SearchResult, error) {
-	b, err := c.box(ctx, in.Sandbox)
+	b, err := c.sandbox(ctx, in.Sandbox)
 	if err != nil {
 		return coding.SearchResult{}, err
 	}
@@ -53,7 +53,7 @@ func search(ctx context.Context, c *call, in searchArgs) (coding.SearchResult, e
 }
 
 func patch(ctx context.Context, c *call, in patchArgs) (coding.PatchResult, error) {
-	b, err := c.box(ctx, in.Sandbox)
+	b, err := c.sandbox(ctx, in.Sandbox)
 	if err != nil {
 		return coding.PatchResult{}, err
 	}
@@ -61,7 +61,7 @@ func patch(ctx context.Context, c *call, in patchArgs) (coding.PatchResult, erro
 }
 
 func readGit(ctx context.Context, c *call, in gitArgs) (json.RawMessage, error) {
-	b, err := c.box(ctx, in.Sandbox)
+	b, err := c.sandbox(ctx, in.Sandbox)
 	if err != nil {
 		return nil, err
 	}

@@ -89,8 +89,8 @@ func add[In, Out any](s *Server, name, title, description string, n nature, need
 	})
 }
 
-// box returns the sandbox of that name or id.
-func (c *call) box(ctx context.Context, ref string) (*atoll.Sandbox, error) {
+// sandbox returns the sandbox of that name or id.
+func (c *call) sandbox(ctx context.Context, ref string) (*atoll.Sandbox, error) {
 	return find(ctx, c.Client, ref)
 }
 

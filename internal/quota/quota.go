@@ -51,9 +51,9 @@ func RetryAfter(err error) (time.Duration, bool) {
 	return e.RetryAfter, true
 }
 
-// boxRetry is the retry time if a tenant's sandboxes use up its quota: it is
+// sandboxRetry is the retry time if a tenant's sandboxes use up its quota: it is
 // unknown when one will be removed.
-const boxRetry = 5 * time.Second
+const sandboxRetry = 5 * time.Second
 
 // Check decides whether a tenant with the usage u may have one more sandbox
 // with the resources ask, which must include defaults. It returns a
@@ -65,7 +65,7 @@ func Check(l operator.Limits, u operator.TenantUsage, ask sandbox.Resources) err
 		name              string
 		limit, used, want float64
 	}{
-		{"boxes", float64(l.Boxes), float64(u.Boxes), 1},
+		{"boxes", float64(l.Sandboxes), float64(u.Sandboxes), 1},
 		{"cpus", l.CPUs, u.CPUs, ask.CPUs},
 		{"memory", float64(l.Memory), float64(u.Memory), float64(ask.Memory)},
 		{"disk", float64(l.Disk), float64(u.Disk), float64(ask.Disk)},
@@ -81,12 +81,12 @@ func Check(l operator.Limits, u operator.TenantUsage, ask sandbox.Resources) err
 			slack = 1e-6 // tolerance for rounding of sums of fractions
 		}
 		if c.used+c.want > c.limit+slack {
-			return exceeded(&Exceeded{Resource: c.name, Limit: c.limit, Used: c.used, Asked: c.want, RetryAfter: boxRetry})
+			return exceeded(&Exceeded{Resource: c.name, Limit: c.limit, Used: c.used, Asked: c.want, RetryAfter: sandboxRetry})
 		}
 	}
 	// No quota counts processes, but a tenant with a quota may not remove the
 	// process limit of a sandbox.
-	if ask.PIDs < 0 && (l.Boxes > 0 || l.CPUs > 0 || l.Memory > 0 || l.Disk > 0) {
+	if ask.PIDs < 0 && (l.Sandboxes > 0 || l.CPUs > 0 || l.Memory > 0 || l.Disk > 0) {
 		return invalid("pids", "must be limited, because the tenant has a quota")
 	}
 	return nil
@@ -97,9 +97,9 @@ func Check(l operator.Limits, u operator.TenantUsage, ask sandbox.Resources) err
 func CheckSnapshot(l operator.Limits, u operator.TenantUsage, bytes int64) error {
 	switch {
 	case l.Snapshots > 0 && u.Snapshots+1 > l.Snapshots:
-		return exceeded(&Exceeded{Resource: "snapshots", Limit: float64(l.Snapshots), Used: float64(u.Snapshots), Asked: 1, RetryAfter: boxRetry})
+		return exceeded(&Exceeded{Resource: "snapshots", Limit: float64(l.Snapshots), Used: float64(u.Snapshots), Asked: 1, RetryAfter: sandboxRetry})
 	case l.SnapshotBytes > 0 && u.SnapshotBytes+max(bytes, 1) > l.SnapshotBytes:
-		return exceeded(&Exceeded{Resource: "snapshotBytes", Limit: float64(l.SnapshotBytes), Used: float64(u.SnapshotBytes), Asked: float64(bytes), RetryAfter: boxRetry})
+		return exceeded(&Exceeded{Resource: "snapshotBytes", Limit: float64(l.SnapshotBytes), Used: float64(u.SnapshotBytes), Asked: float64(bytes), RetryAfter: sandboxRetry})
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ import (
 const gib = 1 << 30
 
 func TestCheck(t *testing.T) {
-	limits := operator.Limits{Boxes: 3, CPUs: 1, Memory: 4 * gib, Disk: 10 * gib}
+	limits := operator.Limits{Sandboxes: 3, CPUs: 1, Memory: 4 * gib, Disk: 10 * gib}
 	fits := sandbox.Resources{CPUs: 0.1, Memory: gib, Disk: gib}
 	for _, tt := range []struct {
 		name     string
@@ -25,20 +25,20 @@ func TestCheck(t *testing.T) {
 		code     sandbox.Code
 		resource string
 	}{
-		{"no limits", operator.Limits{}, operator.TenantUsage{Boxes: 1e6}, sandbox.Resources{}, "", ""},
+		{"no limits", operator.Limits{}, operator.TenantUsage{Sandboxes: 1e6}, sandbox.Resources{}, "", ""},
 		{"fits", limits, operator.TenantUsage{}, fits, "", ""},
-		{"fits exactly", limits, operator.TenantUsage{Boxes: 2, CPUs: 0.9, Memory: 3 * gib, Disk: 9 * gib}, fits, "", ""},
+		{"fits exactly", limits, operator.TenantUsage{Sandboxes: 2, CPUs: 0.9, Memory: 3 * gib, Disk: 9 * gib}, fits, "", ""},
 		{"fractions add up", limits, operator.TenantUsage{CPUs: 0.1 + 0.2 + 0.1 + 0.2 + 0.3}, fits, "", ""},
-		{"boxes", limits, operator.TenantUsage{Boxes: 3}, fits, sandbox.CodeExhausted, "boxes"},
+		{"boxes", limits, operator.TenantUsage{Sandboxes: 3}, fits, sandbox.CodeExhausted, "boxes"},
 		{"cpus", limits, operator.TenantUsage{CPUs: 0.95}, fits, sandbox.CodeExhausted, "cpus"},
 		{"memory", limits, operator.TenantUsage{Memory: 3*gib + 1}, fits, sandbox.CodeExhausted, "memory"},
 		{"disk", limits, operator.TenantUsage{Disk: 10 * gib}, fits, sandbox.CodeExhausted, "disk"},
 		{"more than all", limits, operator.TenantUsage{}, sandbox.Resources{CPUs: 1, Memory: math.MaxInt64, Disk: gib}, sandbox.CodeExhausted, "memory"},
 		{"memory left open", limits, operator.TenantUsage{}, sandbox.Resources{CPUs: 0.1, Disk: gib}, sandbox.CodeInvalid, "memory"},
 		{"memory without end", limits, operator.TenantUsage{}, sandbox.Resources{CPUs: 0.1, Memory: -1, Disk: gib}, sandbox.CodeInvalid, "memory"},
-		{"processes without end", operator.Limits{Boxes: 3}, operator.TenantUsage{}, sandbox.Resources{PIDs: -1}, sandbox.CodeInvalid, "pids"},
+		{"processes without end", operator.Limits{Sandboxes: 3}, operator.TenantUsage{}, sandbox.Resources{PIDs: -1}, sandbox.CodeInvalid, "pids"},
 		{"processes without end or limits", operator.Limits{ExecRate: 3}, operator.TenantUsage{}, sandbox.Resources{PIDs: -1}, "", ""},
-		{"a limit lowered below use", operator.Limits{Boxes: 1}, operator.TenantUsage{Boxes: 5}, fits, sandbox.CodeExhausted, "boxes"},
+		{"a limit lowered below use", operator.Limits{Sandboxes: 1}, operator.TenantUsage{Sandboxes: 5}, fits, sandbox.CodeExhausted, "boxes"},
 	} {
 		err := quota.Check(tt.limits, tt.used, tt.ask)
 		if sandbox.CodeOf(err) != tt.code {
@@ -60,10 +60,10 @@ func TestCheck(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
-	if err := (operator.Limits{Boxes: 1, CPUs: 0.5, ExecRate: 10}).Validate(); err != nil {
+	if err := (operator.Limits{Sandboxes: 1, CPUs: 0.5, ExecRate: 10}).Validate(); err != nil {
 		t.Error(err)
 	}
-	for _, l := range []operator.Limits{{Boxes: -1}, {CPUs: math.NaN()}, {CPUs: math.Inf(1)}, {Memory: -1}, {Disk: -1}, {ExecRate: -1}, {ExecBurst: -1}, {OutputRate: -1}, {OutputBurst: -1}, {WarmHours: -1}} {
+	for _, l := range []operator.Limits{{Sandboxes: -1}, {CPUs: math.NaN()}, {CPUs: math.Inf(1)}, {Memory: -1}, {Disk: -1}, {ExecRate: -1}, {ExecBurst: -1}, {OutputRate: -1}, {OutputBurst: -1}, {WarmHours: -1}} {
 		if sandbox.CodeOf(l.Validate()) != sandbox.CodeInvalid {
 			t.Errorf("%+v is accepted", l)
 		}

@@ -20,8 +20,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
-// Box is a live sandbox of a session.
-type Box struct {
+// Sandbox is a live sandbox of a session.
+type Sandbox struct {
 	ID       sandbox.ID
 	Provider string
 	Binding  string
@@ -39,7 +39,7 @@ type Plan struct {
 	// sandbox, so that the sandbox can be found if the provider's response is
 	// lost.
 	Key string
-	// Prior is what the sandbox is rebuilt from. Some implementations of Boxes
+	// Prior is what the sandbox is rebuilt from. Some implementations of Sandboxes
 	// create a sandbox directly from an archive in Create; their Hydrate only
 	// reports that. Nil: there is no earlier state.
 	Prior *durable.Envelope
@@ -48,34 +48,34 @@ type Plan struct {
 	Replaces sandbox.ID
 }
 
-// Boxes creates, finds and ends sandboxes. An implementation returns CodeGone
+// Sandboxes creates, finds and ends sandboxes. An implementation returns CodeGone
 // only with typed evidence about exactly that sandbox under exactly that
 // binding.
-type Boxes interface {
+type Sandboxes interface {
 	// Create creates a sandbox for a plan.
-	Create(ctx context.Context, p Plan) (Box, error)
+	Create(ctx context.Context, p Plan) (Sandbox, error)
 	// Find returns the sandbox that was created for a key, or CodeNotFound if the
 	// provider responded that there is none.
-	Find(ctx context.Context, p Plan) (Box, error)
+	Find(ctx context.Context, p Plan) (Sandbox, error)
 	// Resume finds the sandbox that an envelope names and resumes it. made reports
 	// that this call created the sandbox, which happens with providers for which
 	// resuming may create.
-	Resume(ctx context.Context, e durable.Envelope) (b Box, how durable.Outcome, made bool, err error)
+	Resume(ctx context.Context, e durable.Envelope) (b Sandbox, how durable.Outcome, made bool, err error)
 	// Probe runs a small operation in a sandbox.
-	Probe(ctx context.Context, b Box) error
+	Probe(ctx context.Context, b Sandbox) error
 	// Hydrate restores saved data into a new sandbox. The caller uses the returned
 	// sandbox, because restoring may replace b. lost names what could not be
 	// restored.
-	Hydrate(ctx context.Context, b Box, e durable.Envelope) (now Box, from durable.ReceiptFrom, lost []string, err error)
-	// Capture saves the data of a sandbox, and returns an envelope without a box
+	Hydrate(ctx context.Context, b Sandbox, e durable.Envelope) (now Sandbox, from durable.ReceiptFrom, lost []string, err error)
+	// Capture saves the data of a sandbox, and returns an envelope without a sandbox
 	// from which it can be rebuilt.
-	Capture(ctx context.Context, b Box, e durable.Envelope) (durable.Envelope, error)
+	Capture(ctx context.Context, b Sandbox, e durable.Envelope) (durable.Envelope, error)
 	// Discard removes data of an earlier Capture that is no longer needed.
 	Discard(ctx context.Context, prior durable.Envelope) error
 	// Pause pauses a sandbox. CodeUnsupported: the provider cannot.
-	Pause(ctx context.Context, b Box) error
+	Pause(ctx context.Context, b Sandbox) error
 	// Delete ends a sandbox. It succeeds if the sandbox is already gone.
-	Delete(ctx context.Context, b Box) error
+	Delete(ctx context.Context, b Sandbox) error
 	// Permanent reports whether the sandboxes of a provider are machines that
 	// belong to their users. These are never gone, whatever the provider says, and
 	// are never ended.
@@ -87,44 +87,44 @@ type Boxes interface {
 // If the envelope names a sandbox, that one is resumed. On any error except
 // CodeGone, Establish returns the error and creates nothing. e is nil for a
 // session that never had a sandbox.
-func Establish(ctx context.Context, boxes Boxes, p Plan, e *durable.Envelope) (Box, durable.Receipt, error) {
+func Establish(ctx context.Context, sandboxes Sandboxes, p Plan, e *durable.Envelope) (Sandbox, durable.Receipt, error) {
 	receipt := durable.Receipt{}
 	if e != nil && p.Provider == "" {
 		p.Provider = e.Backend
 	}
-	if e != nil && e.Box != "" {
-		b, how, err := resume(ctx, boxes, *e)
+	if e != nil && e.Sandbox != "" {
+		b, how, err := resume(ctx, sandboxes, *e)
 		if err == nil {
 			return b, durable.Receipt{Outcome: how, Provider: b.Provider, Sandbox: b.ID}, nil
 		}
 		if sandbox.CodeOf(err) != sandbox.CodeGone {
-			return Box{}, receipt, err
+			return Sandbox{}, receipt, err
 		}
 		receipt.Why = err.Error()
 	}
-	return rebuild(ctx, boxes, p, e, receipt)
+	return rebuild(ctx, sandboxes, p, e, receipt)
 }
 
 // resume resumes the sandbox of an envelope and verifies its identity.
-func resume(ctx context.Context, boxes Boxes, e durable.Envelope) (Box, durable.Outcome, error) {
-	b, how, made, err := boxes.Resume(ctx, e)
-	if sandbox.CodeOf(err) == sandbox.CodeGone && boxes.Permanent(ctx, e.Backend) {
-		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "session.resume", Subject: e.Box, Message: "the machine does not answer", Cause: err}
+func resume(ctx context.Context, sandboxes Sandboxes, e durable.Envelope) (Sandbox, durable.Outcome, error) {
+	b, how, made, err := sandboxes.Resume(ctx, e)
+	if sandbox.CodeOf(err) == sandbox.CodeGone && sandboxes.Permanent(ctx, e.Backend) {
+		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "session.resume", Subject: e.Sandbox, Message: "the machine does not answer", Cause: err}
 	}
 	if err != nil {
-		return Box{}, "", err
+		return Sandbox{}, "", err
 	}
-	if string(b.ID) != e.Box {
+	if string(b.ID) != e.Sandbox {
 		if made { // only this call knows of the sandbox
-			err = boxes.Delete(context.WithoutCancel(ctx), b)
+			err = sandboxes.Delete(context.WithoutCancel(ctx), b)
 		}
-		return Box{}, "", &sandbox.Error{
-			Code: sandbox.CodeConflict, Op: "session.resume", Subject: e.Box, Cause: err,
+		return Sandbox{}, "", &sandbox.Error{
+			Code: sandbox.CodeConflict, Op: "session.resume", Subject: e.Sandbox, Cause: err,
 			Message: fmt.Sprintf("provider %s answered with another sandbox, %s", e.Backend, b.ID),
 		}
 	}
-	if err := boxes.Probe(ctx, b); err != nil {
-		return Box{}, "", notGone(err)
+	if err := sandboxes.Probe(ctx, b); err != nil {
+		return Sandbox{}, "", notGone(err)
 	}
 	return b, how, nil
 }
@@ -139,20 +139,20 @@ func notGone(err error) error {
 }
 
 // rebuild creates a new sandbox and restores the saved data, if any.
-func rebuild(ctx context.Context, boxes Boxes, p Plan, e *durable.Envelope, receipt durable.Receipt) (Box, durable.Receipt, error) {
+func rebuild(ctx context.Context, sandboxes Sandboxes, p Plan, e *durable.Envelope, receipt durable.Receipt) (Sandbox, durable.Receipt, error) {
 	p.Prior = e
-	b, err := create(ctx, boxes, p)
+	b, err := create(ctx, sandboxes, p)
 	if err != nil {
-		return Box{}, receipt, err
+		return Sandbox{}, receipt, err
 	}
 	receipt.Outcome, receipt.Provider = durable.OutcomeCreated, b.Provider
 	if e != nil {
-		now, from, lost, err := boxes.Hydrate(ctx, b, *e)
+		now, from, lost, err := sandboxes.Hydrate(ctx, b, *e)
 		if err != nil {
 			// The new sandbox contains nothing of value. Return the error of the
 			// restore.
-			_ = boxes.Delete(context.WithoutCancel(ctx), b)
-			return Box{}, receipt, err
+			_ = sandboxes.Delete(context.WithoutCancel(ctx), b)
+			return Sandbox{}, receipt, err
 		}
 		b, receipt.From, receipt.Lost = now, from, lost
 		if from.Archive != nil || len(from.Workspaces) > 0 {
@@ -164,20 +164,20 @@ func rebuild(ctx context.Context, boxes Boxes, p Plan, e *durable.Envelope, rece
 }
 
 // create creates a sandbox. If the response is lost, it looks for the sandbox.
-func create(ctx context.Context, boxes Boxes, p Plan) (Box, error) {
-	b, err := boxes.Create(ctx, p)
+func create(ctx context.Context, sandboxes Sandboxes, p Plan) (Sandbox, error) {
+	b, err := sandboxes.Create(ctx, p)
 	if err == nil || !unanswered(err) {
 		return b, err
 	}
 	// The provider may have created the sandbox. Adopting it is safe, because only
 	// this attempt uses the key. If the provider cannot be reached now, the reaper
 	// will find the sandbox by its key.
-	found, findErr := boxes.Find(context.WithoutCancel(ctx), p)
+	found, findErr := sandboxes.Find(context.WithoutCancel(ctx), p)
 	if findErr != nil {
-		return Box{}, errors.Join(err, ignoreMissing(findErr))
+		return Sandbox{}, errors.Join(err, ignoreMissing(findErr))
 	}
 	if ctx.Err() != nil {
-		return Box{}, errors.Join(err, boxes.Delete(context.WithoutCancel(ctx), found))
+		return Sandbox{}, errors.Join(err, sandboxes.Delete(context.WithoutCancel(ctx), found))
 	}
 	return found, nil
 }

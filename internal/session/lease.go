@@ -22,8 +22,8 @@ type Leases interface {
 
 // Config configures a Manager.
 type Config struct {
-	Leases Leases
-	Boxes  Boxes
+	Leases    Leases
+	Sandboxes Sandboxes
 	// Key returns the key of an attempt to create a sandbox.
 	Key func(group string, attempt int64) string
 	// Poll is the interval at which a caller checks for a spawner's result. Zero:
@@ -105,7 +105,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 
 // Held is a sandbox as acquired by a holder.
 type Held struct {
-	Box     Box
+	Sandbox Sandbox
 	Epoch   int64
 	Role    lease.Role
 	Receipt durable.Receipt
@@ -184,15 +184,15 @@ func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *durab
 		return Held{}, &recovery{m.fail(ctx, l, err)}
 	}
 	p.Key = m.cfg.Key(p.Group, l.Attempt)
-	b, receipt, err := Establish(ctx, m.cfg.Boxes, p, e)
+	b, receipt, err := Establish(ctx, m.cfg.Sandboxes, p, e)
 	if err != nil {
 		return Held{}, &recovery{m.fail(ctx, l, err)}
 	}
-	box, err := pointer(p, b)
+	sb, err := pointer(p, b)
 	if err != nil {
 		return Held{}, m.abandon(ctx, l, b, receipt, err)
 	}
-	commit := lease.Commit{Epoch: l.Epoch, Attempt: l.Attempt, Provider: b.Provider, Binding: b.Binding, Sandbox: b.ID, Image: p.Spec.Image, Box: box, Deadline: b.Deadline}
+	commit := lease.Commit{Epoch: l.Epoch, Attempt: l.Attempt, Provider: b.Provider, Binding: b.Binding, Sandbox: b.ID, Image: p.Spec.Image, Ref: sb, Deadline: b.Deadline}
 	now, effect, err := m.cfg.Leases.Apply(context.WithoutCancel(ctx), p.Group, commit)
 	switch {
 	case err != nil:
@@ -214,14 +214,14 @@ func (m *Manager) spawn(ctx context.Context, p Plan, l lease.Lease, prior *durab
 	if receipt.Outcome == durable.OutcomeCreated && (now.Epoch > 1 || receipt.Why != "") {
 		receipt.Lost = []string{durable.LostWorkspace} // an empty sandbox does not have the old files
 	}
-	return Held{Box: b, Epoch: now.Epoch, Role: lease.Spawner, Receipt: receipt}, nil
+	return Held{Sandbox: b, Epoch: now.Epoch, Role: lease.Spawner, Receipt: receipt}, nil
 }
 
 // Known returns what a spawner starts from: the sandbox that the lease names,
 // otherwise its archive, otherwise the session's envelope. Nil: there is no
 // earlier state.
 func Known(l lease.Lease, prior *durable.Envelope) (*durable.Envelope, error) {
-	data := l.Box
+	data := l.Ref
 	if data == nil {
 		data = l.Archive
 	}
@@ -232,7 +232,7 @@ func Known(l lease.Lease, prior *durable.Envelope) (*durable.Envelope, error) {
 	if err != nil {
 		return nil, err
 	}
-	if l.Box != nil && l.Archive != nil { // the archive is used if the sandbox is gone
+	if l.Ref != nil && l.Archive != nil { // the archive is used if the sandbox is gone
 		a, err := durable.ParseEnvelope(l.Archive)
 		if err != nil {
 			return nil, err
@@ -250,9 +250,9 @@ func (m *Manager) fail(ctx context.Context, l lease.Lease, cause error) error {
 
 // abandon gives up a sandbox that could not be committed. It removes the
 // sandbox only if this attempt created it.
-func (m *Manager) abandon(ctx context.Context, l lease.Lease, b Box, receipt durable.Receipt, cause error) error {
+func (m *Manager) abandon(ctx context.Context, l lease.Lease, b Sandbox, receipt durable.Receipt, cause error) error {
 	if receipt.Outcome == durable.OutcomeCreated || receipt.Outcome == durable.OutcomeRebuilt {
-		cause = errors.Join(cause, m.cfg.Boxes.Delete(context.WithoutCancel(ctx), b))
+		cause = errors.Join(cause, m.cfg.Sandboxes.Delete(context.WithoutCancel(ctx), b))
 	}
 	return m.fail(ctx, l, cause)
 }
@@ -265,7 +265,7 @@ func (m *Manager) attach(ctx context.Context, l lease.Lease, role lease.Role) (H
 	if err != nil {
 		return Held{}, err
 	}
-	b, how, err := resume(ctx, m.cfg.Boxes, *e)
+	b, how, err := resume(ctx, m.cfg.Sandboxes, *e)
 	if sandbox.CodeOf(err) == sandbox.CodeGone {
 		lost := lease.Lost{Epoch: l.Epoch, Sandbox: l.Sandbox}
 		if _, _, storeErr := m.cfg.Leases.Apply(context.WithoutCancel(ctx), l.Group, lost); storeErr != nil {
@@ -276,5 +276,5 @@ func (m *Manager) attach(ctx context.Context, l lease.Lease, role lease.Role) (H
 		return Held{}, err
 	}
 	receipt := durable.Receipt{Outcome: how, Provider: b.Provider, Sandbox: b.ID, Epoch: l.Epoch}
-	return Held{Box: b, Epoch: l.Epoch, Role: role, Receipt: receipt}, nil
+	return Held{Sandbox: b, Epoch: l.Epoch, Role: role, Receipt: receipt}, nil
 }

@@ -11,16 +11,16 @@ import (
 	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
-// Mover is what Move needs in addition to Boxes.
+// Mover is what Move needs in addition to Sandboxes.
 type Mover interface {
 	// Quiet waits until the sandbox of a lease has no requests in progress. No
 	// request starts while the lease is moving.
 	Quiet(ctx context.Context, l lease.Lease) error
 	// SaveWorkspaces saves the workspaces of a sandbox, which continues to run.
-	SaveWorkspaces(ctx context.Context, b Box) ([]durable.WorkspaceRef, error)
+	SaveWorkspaces(ctx context.Context, b Sandbox) ([]durable.WorkspaceRef, error)
 	// Carry checks that a new sandbox responds, and copies files to it that are
 	// not in its workspaces. lost names what was not copied.
-	Carry(ctx context.Context, from, to Box) (lost []string, err error)
+	Carry(ctx context.Context, from, to Sandbox) (lost []string, err error)
 }
 
 // Move replaces the sandbox of a warm session with a new one, described by p,
@@ -36,7 +36,7 @@ func (m *Manager) Move(ctx context.Context, p Plan, epoch int64, held lease.Hear
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	go m.renew(ctx, stop, l, held)
-	old := Box{ID: l.Sandbox, Provider: l.Provider, Binding: l.Binding}
+	old := Sandbox{ID: l.Sandbox, Provider: l.Provider, Binding: l.Binding}
 	p.Key, p.Replaces, p.Prior = m.cfg.Key(p.Group, l.Attempt), old.ID, nil
 	b, receipt, err := m.transfer(ctx, p, l, old, by)
 	if err == nil {
@@ -47,7 +47,7 @@ func (m *Manager) Move(ctx context.Context, p Plan, epoch int64, held lease.Hear
 	}
 	// If this fails, the reaper ends the old sandbox by its key.
 	m.cfg.Progress(p.Group, "ending "+string(old.ID))
-	return Held{Box: b, Epoch: receipt.Epoch, Receipt: receipt}, notEnded(m.cfg.Boxes.Delete(context.WithoutCancel(ctx), old))
+	return Held{Sandbox: b, Epoch: receipt.Epoch, Receipt: receipt}, notEnded(m.cfg.Sandboxes.Delete(context.WithoutCancel(ctx), old))
 }
 
 // depart starts a move: from then on no request starts in the sandbox.
@@ -76,7 +76,7 @@ func (m *Manager) Exclusive(ctx context.Context, group string, epoch int64, held
 	} else if err = quiet(ctx, l); err == nil {
 		err = do(ctx)
 	}
-	return m.stay(ctx, l, Box{}, err)
+	return m.stay(ctx, l, Sandbox{}, err)
 }
 
 // NotEnded is returned by Move if the session was moved but its former sandbox
@@ -115,14 +115,14 @@ func (m *Manager) renew(ctx context.Context, stop context.CancelCauseFunc, l lea
 }
 
 // transfer creates the new sandbox, with the files of the old one.
-func (m *Manager) transfer(ctx context.Context, p Plan, l lease.Lease, old Box, by Mover) (b Box, receipt durable.Receipt, err error) {
+func (m *Manager) transfer(ctx context.Context, p Plan, l lease.Lease, old Sandbox, by Mover) (b Sandbox, receipt durable.Receipt, err error) {
 	if err := by.Quiet(ctx, l); err != nil {
 		return b, receipt, err
 	}
 	if receipt.From.Workspaces, err = by.SaveWorkspaces(ctx, old); err != nil {
 		return b, receipt, err
 	}
-	if b, err = create(ctx, m.cfg.Boxes, p); err != nil {
+	if b, err = create(ctx, m.cfg.Sandboxes, p); err != nil {
 		return b, receipt, err
 	}
 	if receipt.Lost, err = by.Carry(ctx, old, b); err != nil {
@@ -134,12 +134,12 @@ func (m *Manager) transfer(ctx context.Context, p Plan, l lease.Lease, old Box, 
 }
 
 // arrive changes the lease to the new sandbox.
-func (m *Manager) arrive(ctx context.Context, p Plan, l lease.Lease, b Box) (epoch int64, err error) {
-	box, err := pointer(p, b)
+func (m *Manager) arrive(ctx context.Context, p Plan, l lease.Lease, b Sandbox) (epoch int64, err error) {
+	sb, err := pointer(p, b)
 	if err != nil {
 		return 0, err
 	}
-	op := lease.Arrive{Epoch: l.Epoch, Attempt: l.Attempt, Provider: b.Provider, Binding: b.Binding, Sandbox: b.ID, Image: p.Spec.Image, Box: box, Deadline: b.Deadline}
+	op := lease.Arrive{Epoch: l.Epoch, Attempt: l.Attempt, Provider: b.Provider, Binding: b.Binding, Sandbox: b.ID, Image: p.Spec.Image, Ref: sb, Deadline: b.Deadline}
 	now, effect, err := m.cfg.Leases.Apply(ctx, p.Group, op)
 	if err != nil { // it may have taken effect
 		var loadErr error
@@ -165,7 +165,7 @@ type unknown struct{ error }
 func (u *unknown) Unwrap() error { return u.error }
 
 // stay ends a move that failed, and removes the new sandbox.
-func (m *Manager) stay(ctx context.Context, l lease.Lease, made Box, cause error) error {
+func (m *Manager) stay(ctx context.Context, l lease.Lease, made Sandbox, cause error) error {
 	if _, ok := errors.AsType[*unknown](cause); ok {
 		return cause
 	}
@@ -174,13 +174,13 @@ func (m *Manager) stay(ctx context.Context, l lease.Lease, made Box, cause error
 	}
 	ctx = context.WithoutCancel(ctx)
 	if made.ID != "" {
-		cause = errors.Join(cause, m.cfg.Boxes.Delete(ctx, made))
+		cause = errors.Join(cause, m.cfg.Sandboxes.Delete(ctx, made))
 	}
 	_, _, err := m.cfg.Leases.Apply(ctx, l.Group, lease.Stay{Epoch: l.Epoch, Attempt: l.Attempt})
 	return errors.Join(cause, err)
 }
 
 // pointer returns what a lease stores to find a sandbox again.
-func pointer(p Plan, b Box) (json.RawMessage, error) {
-	return json.Marshal(durable.Envelope{Backend: b.Provider, Binding: b.Binding, Box: string(b.ID), State: b.State, Spec: p.Spec}.Sealed())
+func pointer(p Plan, b Sandbox) (json.RawMessage, error) {
+	return json.Marshal(durable.Envelope{Backend: b.Provider, Binding: b.Binding, Sandbox: string(b.ID), State: b.State, Spec: p.Spec}.Sealed())
 }

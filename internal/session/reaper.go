@@ -121,27 +121,27 @@ func (m *Manager) keep(ctx context.Context, l lease.Lease) error {
 }
 
 func (m *Manager) drain(ctx context.Context, l lease.Lease) error {
-	if l.Box == nil {
+	if l.Ref == nil {
 		return m.confirm(ctx, l, false)
 	}
-	e, err := durable.ParseEnvelope(l.Box)
+	e, err := durable.ParseEnvelope(l.Ref)
 	if err != nil {
 		return err
 	}
-	if m.cfg.Boxes.Permanent(ctx, e.Backend) { // the next holder finds it again
+	if m.cfg.Sandboxes.Permanent(ctx, e.Backend) { // the next holder finds it again
 		return m.confirm(ctx, l, true)
 	}
 	if l.Ending { // already captured by a reaper that did not finish
-		return m.end(ctx, l, Box{ID: sandbox.ID(e.Box), Provider: e.Backend, Binding: e.Binding, State: e.State})
+		return m.end(ctx, l, Sandbox{ID: sandbox.ID(e.Sandbox), Provider: e.Backend, Binding: e.Binding, State: e.State})
 	}
-	b, _, err := resume(ctx, m.cfg.Boxes, e)
+	b, _, err := resume(ctx, m.cfg.Sandboxes, e)
 	switch {
 	case sandbox.CodeOf(err) == sandbox.CodeGone:
 		return m.confirm(ctx, l, false)
 	case err != nil:
 		return err
 	}
-	saved, err := m.cfg.Boxes.Capture(ctx, b, e)
+	saved, err := m.cfg.Sandboxes.Capture(ctx, b, e)
 	switch {
 	case sandbox.CodeOf(err) == sandbox.CodeGone:
 		return m.confirm(ctx, l, false)
@@ -158,7 +158,7 @@ func (m *Manager) drain(ctx context.Context, l lease.Lease) error {
 // persist stores the captured archive. It reports whether the sandbox should
 // still be ended.
 func (m *Manager) persist(ctx context.Context, l lease.Lease, saved durable.Envelope) (bool, error) {
-	saved.Box, saved.State = "", nil
+	saved.Sandbox, saved.State = "", nil
 	sealed := saved.Sealed()
 	data, err := json.Marshal(sealed)
 	if err != nil {
@@ -166,28 +166,28 @@ func (m *Manager) persist(ctx context.Context, l lease.Lease, saved durable.Enve
 	}
 	_, effect, err := m.cfg.Leases.Apply(ctx, l.Group, lease.Persist{Epoch: l.Epoch, Drain: l.Drains, Archive: data})
 	if err != nil { // Discard keeps an archive that was stored anyway
-		return false, errors.Join(err, m.cfg.Boxes.Discard(context.WithoutCancel(ctx), sealed))
+		return false, errors.Join(err, m.cfg.Sandboxes.Discard(context.WithoutCancel(ctx), sealed))
 	}
 	if !effect.Done { // the sandbox is needed again; the capture is not
-		return false, m.cfg.Boxes.Discard(ctx, sealed)
+		return false, m.cfg.Sandboxes.Discard(ctx, sealed)
 	}
 	if effect.Prior != nil {
 		if prior, err := durable.ParseEnvelope(effect.Prior); err == nil {
-			_ = m.cfg.Boxes.Discard(ctx, prior) // the ledger tries again
+			_ = m.cfg.Sandboxes.Discard(ctx, prior) // the ledger tries again
 		}
 	}
 	return true, nil
 }
 
 // end ends or pauses a captured sandbox, unless it is needed again.
-func (m *Manager) end(ctx context.Context, l lease.Lease, b Box) error {
+func (m *Manager) end(ctx context.Context, l lease.Lease, b Sandbox) error {
 	_, still, err := m.cfg.Leases.Apply(ctx, l.Group, lease.Begin{Epoch: l.Epoch, Drain: l.Drains})
 	if err != nil || !still.Done {
 		return err
 	}
 	ctx = context.WithoutCancel(ctx)      // callers wait for the end now
 	if m.cfg.PauseOnExit && !l.Rotating { // a paused sandbox ends at its deadline, too
-		switch err := m.cfg.Boxes.Pause(ctx, b); sandbox.CodeOf(err) {
+		switch err := m.cfg.Sandboxes.Pause(ctx, b); sandbox.CodeOf(err) {
 		case "":
 			return m.confirm(ctx, l, true)
 		case sandbox.CodeGone:
@@ -197,7 +197,7 @@ func (m *Manager) end(ctx context.Context, l lease.Lease, b Box) error {
 			return err
 		}
 	}
-	if err := m.cfg.Boxes.Delete(ctx, b); err != nil {
+	if err := m.cfg.Sandboxes.Delete(ctx, b); err != nil {
 		return err
 	}
 	return m.confirm(ctx, l, false)

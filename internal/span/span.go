@@ -18,7 +18,7 @@ import (
 type Tracer interface {
 	// Start starts a span below the one in ctx. The returned function ends the
 	// span with its error.
-	Start(ctx context.Context, layer, op string, box sandbox.ID) (context.Context, func(error))
+	Start(ctx context.Context, layer, op string, sb sandbox.ID) (context.Context, func(error))
 }
 
 type tracerKey struct{}
@@ -33,21 +33,21 @@ func ignore(error) {}
 // Start starts a span for an operation of a layer, whose names must be
 // constant, on a sandbox, if any. The caller calls end with the operation's
 // error; only its code is recorded.
-func Start(ctx context.Context, layer, op string, box sandbox.ID) (_ context.Context, end func(error)) {
+func Start(ctx context.Context, layer, op string, sb sandbox.ID) (_ context.Context, end func(error)) {
 	t, ok := ctx.Value(tracerKey{}).(Tracer)
 	if !ok {
 		return ctx, ignore
 	}
-	return t.Start(ctx, layer, op, box)
+	return t.Start(ctx, layer, op, sb)
 }
 
 // In runs f in a span.
-func In(ctx context.Context, layer, op string, box sandbox.ID, f func(context.Context) error) error {
+func In(ctx context.Context, layer, op string, sb sandbox.ID, f func(context.Context) error) error {
 	t, ok := ctx.Value(tracerKey{}).(Tracer)
 	if !ok {
 		return f(ctx)
 	}
-	ctx, end := t.Start(ctx, layer, op, box)
+	ctx, end := t.Start(ctx, layer, op, sb)
 	err := f(ctx)
 	end(err)
 	return err

@@ -49,9 +49,9 @@ func FuzzParseParent(f *testing.F) {
 // tracer records spans.
 type tracer struct{ began, ended []string }
 
-func (tr *tracer) Start(ctx context.Context, layer, op string, box sandbox.ID) (context.Context, func(error)) {
+func (tr *tracer) Start(ctx context.Context, layer, op string, sb sandbox.ID) (context.Context, func(error)) {
 	name := layer + "." + op
-	tr.began = append(tr.began, name+"@"+string(box))
+	tr.began = append(tr.began, name+"@"+string(sb))
 	return ctx, func(err error) { tr.ended = append(tr.ended, name+":"+string(sandbox.CodeOf(err))) }
 }
 

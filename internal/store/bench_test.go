@@ -68,9 +68,9 @@ func BenchmarkList10000(b *testing.B) {
 		const n = 10_000
 		if err := s.Update(ctx, func(tx *store.Tx) error {
 			for i := range n {
-				box := labelled(fmt.Sprint("b", i))
-				box.Resources = sandbox.Resources{CPUs: 1, Memory: 1 << 30}
-				if _, _, err := tx.Sandboxes().Create(ctx, "acme", box, store.Create{}); err != nil {
+				sb := labelled(fmt.Sprint("b", i))
+				sb.Resources = sandbox.Resources{CPUs: 1, Memory: 1 << 30}
+				if _, _, err := tx.Sandboxes().Create(ctx, "acme", sb, store.Create{}); err != nil {
 					return err
 				}
 			}
@@ -81,9 +81,9 @@ func BenchmarkList10000(b *testing.B) {
 		before := processorTime(b)
 		for b.Loop() {
 			if err := s.View(ctx, func(tx *store.Tx) error {
-				boxes, _, err := tx.Sandboxes().Summaries(ctx, "acme", store.Filter{}, store.Page{Limit: n})
-				if err == nil && len(boxes) != n {
-					err = fmt.Errorf("%d listed", len(boxes))
+				sandboxes, _, err := tx.Sandboxes().Summaries(ctx, "acme", store.Filter{}, store.Page{Limit: n})
+				if err == nil && len(sandboxes) != n {
+					err = fmt.Errorf("%d listed", len(sandboxes))
 				}
 				return err
 			}); err != nil {

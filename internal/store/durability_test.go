@@ -51,7 +51,7 @@ func child(what string) *exec.Cmd {
 
 // labelled is a sandbox that takes several rows.
 func labelled(name string) store.Sandbox {
-	b := box(name)
+	b := testSandbox(name)
 	b.Labels = map[string]string{"one": "1", "two": "2"}
 	return b
 }
@@ -239,7 +239,7 @@ func fillDisk(dir string) error {
 	} else if _, _, err := create(s, "acme", b, store.Create{}); sandbox.CodeOf(err) != sandbox.CodeExhausted {
 		return fmt.Errorf("a sandbox takes from the reserve: %w", err)
 	}
-	u, err := store.Read(ctx, s, func(tx *store.Tx) (int64, error) { u, err := tx.Tenants().Usage(ctx, "acme"); return u.Boxes, err })
+	u, err := store.Read(ctx, s, func(tx *store.Tx) (int64, error) { u, err := tx.Tenants().Usage(ctx, "acme"); return u.Sandboxes, err })
 	if err != nil {
 		return err
 	}

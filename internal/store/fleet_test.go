@@ -44,9 +44,9 @@ func TestFleet(t *testing.T) {
 		if _, err := change("a", func(*store.FleetNode) error { return refused }); !errors.Is(err, refused) {
 			t.Errorf("a refused change: %v", err)
 		}
-		box := store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: "sb-1", Name: "one", State: sandbox.Running, Provider: "node-a", Node: "n", Image: "tools", Resources: sandbox.Resources{Memory: 7}}}}
+		sb := store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: "sb-1", Name: "one", State: sandbox.Running, Provider: "node-a", Node: "n", Image: "tools", Resources: sandbox.Resources{Memory: 7}}}}
 		if err := s.Update(ctx, func(tx *store.Tx) error {
-			_, _, err := tx.Sandboxes().Create(ctx, "acme", box, store.Create{})
+			_, _, err := tx.Sandboxes().Create(ctx, "acme", sb, store.Create{})
 			return err
 		}); err != nil {
 			t.Fatal(err)

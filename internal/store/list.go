@@ -35,19 +35,19 @@ type Page struct {
 // next page, empty at the end. A sandbox that matches from the first page to
 // the last is listed exactly once, even if others are created or removed in
 // between.
-func (bs Sandboxes) Summaries(ctx context.Context, tenant string, f Filter, p Page) (boxes []Summary, next string, err error) {
+func (bs Sandboxes) Summaries(ctx context.Context, tenant string, f Filter, p Page) (sandboxes []Summary, next string, err error) {
 	return list(ctx, bs.tx, tenant, f, p, summaryColumns, scanSummary(tenant), (*Summary).cursor)
 }
 
 // List is like [Sandboxes.Summaries], but returns complete records, which takes
 // several times as long.
-func (bs Sandboxes) List(ctx context.Context, tenant string, f Filter, p Page) (boxes []Sandbox, next string, err error) {
+func (bs Sandboxes) List(ctx context.Context, tenant string, f Filter, p Page) (sandboxes []Sandbox, next string, err error) {
 	return list(ctx, bs.tx, tenant, f, p, sandboxColumns, scanSandbox, func(b *Sandbox) string { return b.cursor() })
 }
 
 func list[T any](
 	ctx context.Context, tx *Tx, tenant string, f Filter, p Page, columns string, scan func(scanner) (T, error), cursor func(*T) string,
-) (boxes []T, next string, err error) {
+) (sandboxes []T, next string, err error) {
 	limit, err := p.limit()
 	if err != nil {
 		return nil, "", err
@@ -64,11 +64,11 @@ func list[T any](
 	f.conditions(&q, tenant)
 	query := "SELECT " + columns + " FROM sandboxes WHERE " + q.String() + " ORDER BY created DESC, id DESC LIMIT " + strconv.Itoa(limit+1)
 	rows, err := tx.query(ctx, query, q.args...)
-	boxes, err = collect(rows, err, scan)
-	if err != nil || len(boxes) <= limit {
-		return boxes, "", err
+	sandboxes, err = collect(rows, err, scan)
+	if err != nil || len(sandboxes) <= limit {
+		return sandboxes, "", err
 	}
-	return boxes[:limit], cursor(&boxes[limit-1]), nil
+	return sandboxes[:limit], cursor(&sandboxes[limit-1]), nil
 }
 
 func (p Page) limit() (int, error) {

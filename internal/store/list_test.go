@@ -21,15 +21,15 @@ func listAll(t *testing.T, s *store.Store, tenant string, f store.Filter, limit 
 	for cursor := ""; ; {
 		ok(t, s.View(ctx, func(tx *store.Tx) error {
 			page := store.Page{Cursor: cursor, Limit: limit}
-			boxes, next, err := tx.Sandboxes().Summaries(ctx, tenant, f, page)
+			sandboxes, next, err := tx.Sandboxes().Summaries(ctx, tenant, f, page)
 			if err != nil {
 				return err
 			}
 			whole, last, err := tx.Sandboxes().List(ctx, tenant, f, page)
-			if len(whole) != len(boxes) || last != next {
-				t.Errorf("%d and %q in brief, %d and %q in full", len(boxes), next, len(whole), last)
+			if len(whole) != len(sandboxes) || last != next {
+				t.Errorf("%d and %q in brief, %d and %q in full", len(sandboxes), next, len(whole), last)
 			}
-			for _, b := range boxes {
+			for _, b := range sandboxes {
 				ids = append(ids, b.ID)
 			}
 			cursor = next
@@ -49,7 +49,7 @@ func TestListedTexts(t *testing.T) {
 		tenants(t, s, "acme")
 		ctx := context.Background()
 		for i, text := range []string{"", "\x1f", "a\x1fb\x1f", "\x1f\x1f\x1f\x1f\x1f\x1f\x1f\x1f", "gefrägt", "'"} {
-			b := box(fmt.Sprint("b", i))
+			b := testSandbox(fmt.Sprint("b", i))
 			b.Reason, b.Image, b.Provider, b.Node = text, text+"x", "", ""
 			b.Labels = map[string]string{"a" + text: "b" + text}
 			b.Resources = sandbox.Resources{CPUs: 0.1, Memory: 1 << 40, PIDs: 7}
@@ -79,7 +79,7 @@ func TestFilters(t *testing.T) {
 		s := open(store.Options{Now: clk.now})
 		tenants(t, s, "acme")
 		for i, labels := range []map[string]string{{"team": "red"}, {"team": "red", "tier": "one"}, {"team": "blue", "tier": "one"}, nil} {
-			b := box(fmt.Sprintf("b%d", i))
+			b := testSandbox(fmt.Sprintf("b%d", i))
 			b.Labels = labels
 			b.Provider = []string{"gvisor", "fake"}[i%2]
 			b.Node = []string{"n1", "n2"}[i/2]
@@ -125,7 +125,7 @@ func TestListingSaysWhatGetSays(t *testing.T) {
 		ctx := context.Background()
 		s := open(store.Options{})
 		tenants(t, s, "acme")
-		in := box("web")
+		in := testSandbox("web")
 		in.Labels = map[string]string{`quo"ted`: `back\slash`, "<b>": "ü"}
 		in.Resources = sandbox.Resources{CPUs: 1.5, Memory: 2, Disk: 3, PIDs: 4}
 		in.Expires = time.Unix(5, 6)
@@ -170,7 +170,7 @@ func TestPagesUnderInserts(t *testing.T) {
 		tenants(t, s, "acme")
 		const stay = 40
 		for i := range stay {
-			mustCreate(t, s, "acme", box(fmt.Sprintf("stay%d", i)))
+			mustCreate(t, s, "acme", testSandbox(fmt.Sprintf("stay%d", i)))
 		}
 		stop := make(chan struct{})
 		var wg sync.WaitGroup
@@ -181,7 +181,7 @@ func TestPagesUnderInserts(t *testing.T) {
 					return
 				default:
 				}
-				b := box(fmt.Sprintf("come%d", i))
+				b := testSandbox(fmt.Sprintf("come%d", i))
 				if _, _, err := create(s, "acme", b, store.Create{}); err != nil {
 					t.Error(err)
 					return

@@ -198,7 +198,7 @@ func checkMigrated(t *testing.T, s *store.Store, from int64) {
 	}
 	tenant, err := store.Read(ctx, s, func(tx *store.Tx) (store.Tenant, error) { return tx.Tenants().Get(ctx, "acme") })
 	ok(t, err)
-	if tenant.Limits != (operator.Limits{Boxes: 3}) {
+	if tenant.Limits != (operator.Limits{Sandboxes: 3}) {
 		t.Errorf("the tenant became %+v", tenant)
 	}
 	k, err := store.Read(ctx, s, func(tx *store.Tx) (store.Key, error) { return tx.Operator().Key(ctx, "k1") })
@@ -232,7 +232,7 @@ func checkMigrated(t *testing.T, s *store.Store, from int64) {
 	// The database works like any other.
 	_, err = update(s, "acme", "id-web", store.Expect{Version: 1}, setState(sandbox.Stopped))
 	ok(t, err)
-	mustCreate(t, s, "acme", box("db"))
+	mustCreate(t, s, "acme", testSandbox("db"))
 }
 
 func checkPolicy(t *testing.T, s *store.Store, from int64) {

@@ -89,7 +89,7 @@ func TestClaim(t *testing.T) {
 		clk := newClock()
 		s := open(store.Options{Now: clk.now})
 		tenants(t, s, "acme")
-		mustCreate(t, s, "acme", box("web")) // of n1
+		mustCreate(t, s, "acme", testSandbox("web")) // of n1
 		claim := func(from, to string) error {
 			return operate(s, func(ctx context.Context, o *store.Operator) error { return o.Claim(ctx, "id-web", from, to, stale) })
 		}
@@ -131,25 +131,25 @@ func TestReaperLists(t *testing.T) {
 		tenants(t, s, "acme", "rival")
 		start := clk.now()
 		for i, tenant := range []string{"acme", "rival", "acme"} {
-			b := box(fmt.Sprint("b", i))
+			b := testSandbox(fmt.Sprint("b", i))
 			b.Expires = start.Add(time.Duration(3-i) * time.Minute)
 			b.Idle = store.Idle{After: 10 * time.Minute, Action: "stop"}
 			b.State = sandbox.Running
 			mustCreate(t, s, tenant, b)
 		}
-		never := box("never")
+		never := testSandbox("never")
 		never.State = sandbox.Running
 		mustCreate(t, s, "acme", never)
-		foreign := box("foreign")
+		foreign := testSandbox("foreign")
 		foreign.Node, foreign.Expires = "n2", start
 		mustCreate(t, s, "acme", foreign)
 
 		wantIDs := func(what, want string, list func(context.Context, *store.Operator) ([]store.Sandbox, error)) {
 			t.Helper()
 			ok(t, operate(s, func(ctx context.Context, o *store.Operator) error {
-				boxes, err := list(ctx, o)
+				sandboxes, err := list(ctx, o)
 				got := ""
-				for _, b := range boxes {
+				for _, b := range sandboxes {
 					got += " " + b.Name
 				}
 				if got != want {
@@ -209,13 +209,13 @@ func TestUsedInTheFuture(t *testing.T) {
 		clk := newClock()
 		s := open(store.Options{Now: clk.now})
 		tenants(t, s, "acme")
-		b := box("one")
+		b := testSandbox("one")
 		b.Idle, b.State = store.Idle{After: time.Minute, Action: "stop"}, sandbox.Running
 		mustCreate(t, s, "acme", b)
 		idle := func() (n int) {
 			ok(t, operate(s, func(ctx context.Context, o *store.Operator) error {
-				boxes, err := o.Idle(ctx, "n1", 10)
-				n = len(boxes)
+				sandboxes, err := o.Idle(ctx, "n1", 10)
+				n = len(sandboxes)
 				return err
 			}))
 			return n

@@ -225,7 +225,7 @@ func TestServerGone(t *testing.T) {
 	p.target += ".gone"
 	p.mu.Unlock()
 	wantCode(t, s.Ping(ctx), sandbox.CodeUnavailable)
-	_, _, err = create(s, "acme", box("web"), store.Create{})
+	_, _, err = create(s, "acme", testSandbox("web"), store.Create{})
 	wantCode(t, err, sandbox.CodeUnavailable)
 }
 
@@ -256,7 +256,7 @@ func TestServerStopped(t *testing.T) {
 	stopped("a connection or its first statement", func() error { return s.Ping(ctx) })
 	for range 3 { // also on existing connections
 		stopped("a write", func() error {
-			_, _, err := create(s, "acme", box("web"), store.Create{})
+			_, _, err := create(s, "acme", testSandbox("web"), store.Create{})
 			return err
 		})
 	}
@@ -273,6 +273,6 @@ func TestServerStopped(t *testing.T) {
 	p.stall.Unlock()
 	wantCode(t, ended, sandbox.CodeUnavailable)
 	// All is well again.
-	_, _, err = create(s, "acme", box("web"), store.Create{})
+	_, _, err = create(s, "acme", testSandbox("web"), store.Create{})
 	ok(t, err)
 }

@@ -152,11 +152,11 @@ func scanString(row scanner) (s string, err error) { return s, row.Scan(&s) }
 
 // Use records that a new sandbox uses a profile. The profile cannot be removed
 // while the sandbox exists.
-func (ps Profiles) Use(ctx context.Context, tenant string, box sandbox.ID, name string) error {
+func (ps Profiles) Use(ctx context.Context, tenant string, sb sandbox.ID, name string) error {
 	if _, err := ps.lock(ctx, tenant, name); err != nil {
 		return err
 	}
-	_, err := ps.tx.exec(ctx, "INSERT INTO profile_uses (sandbox, tenant, profile) VALUES ($1, $2, $3)", string(box), tenant, name)
+	_, err := ps.tx.exec(ctx, "INSERT INTO profile_uses (sandbox, tenant, profile) VALUES ($1, $2, $3)", string(sb), tenant, name)
 	return err
 }
 

@@ -59,7 +59,7 @@ func TestProfiles(t *testing.T) {
 		_, err = store.Read(ctx, s, func(tx *store.Tx) (store.Profile, error) { return tx.Profiles().Version(ctx, "acme", "ci", 3) })
 		code(sandbox.CodeNotFound, err)
 
-		b := mustCreate(t, s, "acme", box("web"))
+		b := mustCreate(t, s, "acme", testSandbox("web"))
 		ok(t, do(func(tx *store.Tx) error { return tx.Profiles().Use(ctx, "acme", b.ID, "ci") }))
 		code(sandbox.CodeNotFound, do(func(tx *store.Tx) error { return tx.Profiles().Use(ctx, "acme", b.ID, "missing") }))
 		remove := func() error { return do(func(tx *store.Tx) error { return tx.Profiles().Remove(ctx, "acme", "ci") }) }
@@ -90,7 +90,7 @@ func TestProfileRace(t *testing.T) {
 				_, err := tx.Profiles().Create(ctx, "acme", profile("ci", "a.example"))
 				return err
 			}))
-			b := mustCreate(t, s, "acme", box(fmt.Sprint("web", i)))
+			b := mustCreate(t, s, "acme", testSandbox(fmt.Sprint("web", i)))
 			var used, removed error
 			var both sync.WaitGroup
 			both.Go(func() {
@@ -135,7 +135,7 @@ func TestSecrets(t *testing.T) {
 				return tx.Secrets().Rotate(ctx, "acme", "token", expect, "k2", []byte("new"))
 			}
 		}
-		b := mustCreate(t, s, "acme", box("web"))
+		b := mustCreate(t, s, "acme", testSandbox("web"))
 		use := func(name, variable string) func(tx *store.Tx) error {
 			return func(tx *store.Tx) error {
 				return tx.Secrets().Use(ctx, "acme", b.ID, store.SecretUse{Variable: variable, Secret: name, Placeholder: "p-" + variable})

@@ -28,7 +28,7 @@ func usage(t *testing.T, s *store.Store, tenant string) operator.TenantUsage {
 }
 
 func sized(name string, cpus float64, memory int64) store.Sandbox {
-	b := box(name)
+	b := testSandbox(name)
 	b.Resources = sandbox.Resources{CPUs: cpus, Memory: memory, Disk: 10}
 	return b
 }
@@ -39,7 +39,7 @@ func TestQuotaHoldsTogether(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		stores := []*store.Store{open(store.Options{}), open(store.Options{})}
 		tenants(t, stores[0], "acme", "rival")
-		setLimits(t, stores[0], "acme", operator.Limits{Boxes: 7, Memory: 500})
+		setLimits(t, stores[0], "acme", operator.Limits{Sandboxes: 7, Memory: 500})
 		for _, s := range stores { // both have open connections
 			var wg sync.WaitGroup
 			for range 8 {
@@ -66,7 +66,7 @@ func TestQuotaHoldsTogether(t *testing.T) {
 		}
 		close(start)
 		wg.Wait()
-		if u := usage(t, stores[0], "acme"); made != 5 || u.Boxes != 5 || u.Memory != 500 {
+		if u := usage(t, stores[0], "acme"); made != 5 || u.Sandboxes != 5 || u.Memory != 500 {
 			t.Errorf("%d made, %+v", made, u)
 		}
 		mustCreate(t, stores[0], "rival", sized("b", 1, 1000))
@@ -115,7 +115,7 @@ func TestQuotaFollowsState(t *testing.T) {
 		}
 		_, err = update(s, "acme", "id-a", store.Expect{}, setState(sandbox.Stopped))
 		ok(t, err)
-		if u := usage(t, s, "acme"); u != (operator.TenantUsage{Boxes: 1, Disk: 10}) {
+		if u := usage(t, s, "acme"); u != (operator.TenantUsage{Sandboxes: 1, Disk: 10}) {
 			t.Errorf("a stopped sandbox uses %+v", u)
 		}
 		mustCreate(t, s, "acme", sized("b", 1, 100))
@@ -130,12 +130,12 @@ func TestQuotaFollowsState(t *testing.T) {
 		// Observed states are recorded regardless of limits.
 		_, err = update(s, "acme", "id-a", store.Expect{Observed: true}, setState(sandbox.Running))
 		ok(t, err)
-		if u := usage(t, s, "acme"); u.CPUs != 3.5 || u.Boxes != 2 {
+		if u := usage(t, s, "acme"); u.CPUs != 3.5 || u.Sandboxes != 2 {
 			t.Errorf("in use: %+v", u)
 		}
 		_, err = update(s, "acme", "id-a", store.Expect{}, setState(sandbox.Gone))
 		ok(t, err)
-		if u := usage(t, s, "acme"); u != (operator.TenantUsage{Boxes: 1, CPUs: 2, Memory: 100, Disk: 10}) {
+		if u := usage(t, s, "acme"); u != (operator.TenantUsage{Sandboxes: 1, CPUs: 2, Memory: 100, Disk: 10}) {
 			t.Errorf("in use: %+v", u)
 		}
 	})
@@ -146,7 +146,7 @@ func TestTenantSettings(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s := open(store.Options{})
 		tenants(t, s, "acme", "acme")
-		limits := operator.Limits{Boxes: 3, ExecRate: 0.5}
+		limits := operator.Limits{Sandboxes: 3, ExecRate: 0.5}
 		setLimits(t, s, "acme", limits)
 		for _, err := range []error{
 			s.Update(ctx, func(tx *store.Tx) error { return tx.Tenants().SetLimits(ctx, "nobody", limits) }),
@@ -157,7 +157,7 @@ func TestTenantSettings(t *testing.T) {
 		}
 		wantCode(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Tenants().SetLimits(ctx, "acme", operator.Limits{Disk: -1}) }), sandbox.CodeInvalid)
 		ok(t, s.Update(ctx, func(tx *store.Tx) error { return tx.Tenants().Disable(ctx, "acme", true) }))
-		_, _, err := create(s, "acme", box("web"), store.Create{})
+		_, _, err := create(s, "acme", testSandbox("web"), store.Create{})
 		wantCode(t, err, sandbox.CodeDenied)
 		all, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Tenant, error) { return tx.Operator().Tenants(ctx) })
 		ok(t, err)

@@ -257,7 +257,7 @@ func (bs Sandboxes) mayHave(ctx context.Context, t Tenant, old, now *Sandbox) er
 		return err
 	}
 	if old != nil {
-		used.Boxes--
+		used.Sandboxes--
 		used.Disk -= max(old.Resources.Disk, 0)
 		if old.holds() {
 			used.CPUs -= max(old.Resources.CPUs, 0)

@@ -44,7 +44,7 @@ func TestSandboxTime(t *testing.T) {
 			}
 		}
 		red := func(name string) store.Sandbox {
-			b := box(name)
+			b := testSandbox(name)
 			b.Labels = map[string]string{"team": "red"}
 			return b
 		}
@@ -82,7 +82,7 @@ func TestSandboxTime(t *testing.T) {
 		mustCreate(t, s, "acme", second)
 		clk.advance(3 * time.Minute)
 		change("web2", setState(sandbox.Gone))
-		unlabelled := box("db")
+		unlabelled := testSandbox("db")
 		unlabelled.State = sandbox.Running
 		mustCreate(t, s, "acme", unlabelled)
 		foreign := red("theirs")

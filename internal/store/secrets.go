@@ -153,18 +153,18 @@ type SecretUse struct {
 }
 
 // Use records that a new sandbox uses a secret.
-func (ss Secrets) Use(ctx context.Context, tenant string, box sandbox.ID, u SecretUse) error {
+func (ss Secrets) Use(ctx context.Context, tenant string, sb sandbox.ID, u SecretUse) error {
 	if _, err := ss.Get(ctx, tenant, u.Secret); err != nil {
 		return err
 	}
 	_, err := ss.tx.exec(ctx, "INSERT INTO secret_uses (sandbox, variable, tenant, secret, placeholder) VALUES ($1, $2, $3, $4, $5)",
-		string(box), u.Variable, tenant, u.Secret, u.Placeholder)
+		string(sb), u.Variable, tenant, u.Secret, u.Placeholder)
 	return err
 }
 
 // Uses returns the secrets that a sandbox uses.
-func (ss Secrets) Uses(ctx context.Context, tenant string, box sandbox.ID) ([]SecretUse, error) {
-	rows, err := ss.tx.query(ctx, "SELECT variable, secret, placeholder FROM secret_uses WHERE tenant = $1 AND sandbox = $2 ORDER BY variable", tenant, string(box))
+func (ss Secrets) Uses(ctx context.Context, tenant string, sb sandbox.ID) ([]SecretUse, error) {
+	rows, err := ss.tx.query(ctx, "SELECT variable, secret, placeholder FROM secret_uses WHERE tenant = $1 AND sandbox = $2 ORDER BY variable", tenant, string(sb))
 	return collect(rows, err, func(row scanner) (u SecretUse, err error) { return u, row.Scan(&u.Variable, &u.Secret, &u.Placeholder) })
 }
 

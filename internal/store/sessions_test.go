@@ -100,7 +100,7 @@ func TestLeases(t *testing.T) {
 		if _, effect, err := applyLease(ctx, stores[0], lease.Commit{Epoch: 5, Attempt: 1}); err != nil || effect.Done {
 			t.Errorf("a stale commit: %+v, %v", effect, err)
 		}
-		l, effect, err := applyLease(ctx, stores[0], lease.Commit{Epoch: 0, Attempt: 1, Provider: "p", Sandbox: "sb", Box: json.RawMessage(`{}`)})
+		l, effect, err := applyLease(ctx, stores[0], lease.Commit{Epoch: 0, Attempt: 1, Provider: "p", Sandbox: "sb", Ref: json.RawMessage(`{}`)})
 		if err != nil || !effect.Done || l.Epoch != 1 {
 			t.Errorf("the commit: %+v, %+v, %v", l, effect, err)
 		}

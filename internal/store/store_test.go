@@ -62,7 +62,7 @@ func tenants(t *testing.T, s *store.Store, names ...string) {
 	}
 }
 
-func box(name string) store.Sandbox {
+func testSandbox(name string) store.Sandbox {
 	return store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: sandbox.ID("id-" + name), Name: name, Provider: "fake", Node: "n1"}}, Spec: sandbox.Spec{Name: name, Image: "host"}}
 }
 
@@ -103,7 +103,7 @@ func TestCreateAndGet(t *testing.T) {
 		clk := newClock()
 		s := open(store.Options{Now: clk.now})
 		tenants(t, s, "acme")
-		in := box("web")
+		in := testSandbox("web")
 		in.Labels = map[string]string{"team": "red", "ünï": "cöde"}
 		in.Resources = sandbox.Resources{CPUs: 0.5, Memory: 1 << 30, Disk: 2 << 30, PIDs: 100}
 		in.Expires = clk.now().Add(time.Hour)
@@ -146,7 +146,7 @@ func TestOneNameOneSandbox(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range n {
 			wg.Go(func() {
-				b := box("web")
+				b := testSandbox("web")
 				b.ID = sandbox.ID(fmt.Sprintf("id-%d", i))
 				_, _, errs[i] = create(stores[i%2], "acme", b, store.Create{})
 			})
@@ -173,18 +173,18 @@ func TestNameIsFreeWhenGone(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s := open(store.Options{})
 		tenants(t, s, "acme")
-		mustCreate(t, s, "acme", box("web"))
+		mustCreate(t, s, "acme", testSandbox("web"))
 		for _, st := range []sandbox.State{sandbox.Stopped, sandbox.Lost, sandbox.Failed} {
 			_, err := update(s, "acme", "id-web", store.Expect{}, setState(st))
 			ok(t, err)
-			again := box("web")
+			again := testSandbox("web")
 			again.ID = "id-other"
 			_, _, err = create(s, "acme", again, store.Create{})
 			wantCode(t, err, sandbox.CodeAlreadyExists)
 		}
 		_, err := update(s, "acme", "id-web", store.Expect{}, setState(sandbox.Gone))
 		ok(t, err)
-		again := box("web")
+		again := testSandbox("web")
 		again.ID = "id-other"
 		mustCreate(t, s, "acme", again)
 		old, err := get(s, "acme", "id-web")
@@ -201,7 +201,7 @@ func TestExpectations(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s := open(store.Options{})
 		tenants(t, s, "acme")
-		b := mustCreate(t, s, "acme", box("web"))
+		b := mustCreate(t, s, "acme", testSandbox("web"))
 		for _, tt := range []struct {
 			name string
 			want store.Expect
@@ -233,7 +233,7 @@ func TestCompareAndSet(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		stores := []*store.Store{open(store.Options{}), open(store.Options{})}
 		tenants(t, stores[0], "acme")
-		mustCreate(t, stores[0], "acme", box("web"))
+		mustCreate(t, stores[0], "acme", testSandbox("web"))
 		_, err := update(stores[0], "acme", "id-web", store.Expect{}, setState(sandbox.Running))
 		ok(t, err)
 		const n = 20
@@ -264,10 +264,10 @@ func TestTenantsAreIsolated(t *testing.T) {
 	storetest.Each(t, func(t *testing.T, open func(store.Options) *store.Store) {
 		s := open(store.Options{})
 		tenants(t, s, "acme", "rival")
-		b := box("web")
+		b := testSandbox("web")
 		b.Labels = map[string]string{"a": "b"}
 		mustCreate(t, s, "acme", b)
-		same := box("web")
+		same := testSandbox("web")
 		same.ID = "id-rival"
 		mustCreate(t, s, "rival", same) // tenants may use the same name
 
@@ -289,7 +289,7 @@ func TestTenantsAreIsolated(t *testing.T) {
 		if got := listAll(t, s, "rival", store.Filter{Labels: b.Labels}, 10); len(got) != 0 {
 			t.Errorf("labels lead to %v", got)
 		}
-		_, _, err = create(s, "nobody", box("x"), store.Create{})
+		_, _, err = create(s, "nobody", testSandbox("x"), store.Create{})
 		wantCode(t, err, sandbox.CodeNotFound)
 	})
 }
@@ -308,7 +308,7 @@ func TestIdempotencyKeys(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range n {
 			wg.Go(func() {
-				b := box("web")
+				b := testSandbox("web")
 				b.ID = sandbox.ID(fmt.Sprintf("id-%d", i))
 				out, _, err := create(stores[i%2], "acme", b, req)
 				if err != nil {
@@ -323,23 +323,23 @@ func TestIdempotencyKeys(t *testing.T) {
 				t.Fatalf("repetitions made different sandboxes: %v", ids)
 			}
 		}
-		out, replayed, err := create(s, "acme", box("web"), req)
+		out, replayed, err := create(s, "acme", testSandbox("web"), req)
 		ok(t, err)
 		if !replayed || out.ID != ids[0] {
 			t.Errorf("a repetition gives %s, replayed %v", out.ID, replayed)
 		}
 		other := req
 		other.Request = []byte(`{"env":{"A":"another"}}`)
-		_, _, err = create(s, "acme", box("web"), other)
+		_, _, err = create(s, "acme", testSandbox("web"), other)
 		wantCode(t, err, sandbox.CodeConflict)
-		out, replayed, err = create(s, "rival", box("web"), req)
+		out, replayed, err = create(s, "rival", testSandbox("web"), req)
 		ok(t, err)
 		if replayed || out.ID != "id-web" {
 			t.Error("a key of one tenant is known to another")
 		}
 		long := req
 		long.IdempotencyKey = strings.Repeat("k", 256)
-		_, _, err = create(s, "acme", box("long"), long)
+		_, _, err = create(s, "acme", testSandbox("long"), long)
 		wantCode(t, err, sandbox.CodeInvalid)
 
 		clk.advance(25 * time.Hour)
@@ -350,7 +350,7 @@ func TestIdempotencyKeys(t *testing.T) {
 		if forgotten != 2 {
 			t.Errorf("%d keys forgotten, want 2", forgotten)
 		}
-		_, _, err = create(s, "acme", box("web"), req)
+		_, _, err = create(s, "acme", testSandbox("web"), req)
 		wantCode(t, err, sandbox.CodeAlreadyExists) // the key is new, the name is not
 	})
 }
@@ -364,7 +364,7 @@ func TestFailedCreateLeavesNothing(t *testing.T) {
 		committed := false
 		err := s.Update(ctx, func(tx *store.Tx) error {
 			tx.OnCommit(func() { committed = true })
-			if _, _, err := tx.Sandboxes().Create(ctx, "acme", box("web"), store.Create{IdempotencyKey: "k"}); err != nil {
+			if _, _, err := tx.Sandboxes().Create(ctx, "acme", testSandbox("web"), store.Create{IdempotencyKey: "k"}); err != nil {
 				return err
 			}
 			return boom
@@ -375,7 +375,7 @@ func TestFailedCreateLeavesNothing(t *testing.T) {
 		if got := listAll(t, s, "acme", store.Filter{}, 10); len(got) != 0 {
 			t.Errorf("left behind: %v", got)
 		}
-		_, replayed, err := create(s, "acme", box("web"), store.Create{IdempotencyKey: "k"})
+		_, replayed, err := create(s, "acme", testSandbox("web"), store.Create{IdempotencyKey: "k"})
 		ok(t, err)
 		if replayed {
 			t.Error("the key of a create that was undone is remembered")
@@ -395,7 +395,7 @@ func TestBadInput(t *testing.T) {
 			func(b *store.Sandbox) { b.Labels = map[string]string{"": "x"} },
 			func(b *store.Sandbox) { b.Labels = map[string]string{"x": "a\x00b"} },
 		} {
-			b := box("web")
+			b := testSandbox("web")
 			change(&b)
 			_, _, err := create(s, "acme", b, store.Create{})
 			wantCode(t, err, sandbox.CodeInvalid)
@@ -473,7 +473,7 @@ func TestCanceled(t *testing.T) {
 				err := do(ctx, func(tx *store.Tx) error {
 					if name == "update" {
 						// The context may already end here.
-						if _, _, err := tx.Sandboxes().Create(ctx, "acme", box("web"), store.Create{}); err != nil {
+						if _, _, err := tx.Sandboxes().Create(ctx, "acme", testSandbox("web"), store.Create{}); err != nil {
 							return err
 						}
 					}
@@ -488,6 +488,6 @@ func TestCanceled(t *testing.T) {
 		if got := listAll(t, s, "acme", store.Filter{}, 10); len(got) != 0 {
 			t.Errorf("left behind: %v", got)
 		}
-		mustCreate(t, s, "acme", box("web"))
+		mustCreate(t, s, "acme", testSandbox("web"))
 	})
 }

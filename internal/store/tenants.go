@@ -91,7 +91,7 @@ func (ts Tenants) Usage(ctx context.Context, tenant string) (u operator.TenantUs
 		CAST(COALESCE(SUM(CASE WHEN cpus > 0 AND `+holding+` THEN cpus END), 0) AS DOUBLE PRECISION),
 		CAST(COALESCE(SUM(CASE WHEN memory > 0 AND `+holding+` THEN memory END), 0) AS BIGINT),
 		CAST(COALESCE(SUM(CASE WHEN disk > 0 THEN disk END), 0) AS BIGINT)
-		FROM sandboxes WHERE tenant = $1 AND state <> 'gone'`, tenant).Scan(&u.Boxes, &u.CPUs, &u.Memory, &u.Disk)
+		FROM sandboxes WHERE tenant = $1 AND state <> 'gone'`, tenant).Scan(&u.Sandboxes, &u.CPUs, &u.Memory, &u.Disk)
 	if err != nil {
 		return u, err
 	}

@@ -60,18 +60,18 @@ func TestAttachments(t *testing.T) {
 		ok(t, s.Update(ctx, func(tx *store.Tx) error {
 			return tx.Workspaces().Add(ctx, store.Workspace{Workspace: durable.Workspace{ID: "ws-1", Name: "notes"}, Tenant: "acme"})
 		}))
-		attach := func(box string, mode sandbox.WorkspaceMode) error {
+		attach := func(sb string, mode sandbox.WorkspaceMode) error {
 			return s.Update(context.WithoutCancel(ctx), func(tx *store.Tx) error {
 				w, err := tx.Workspaces().Lock(ctx, "acme", "notes")
 				if err != nil {
 					return err
 				}
-				return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: durable.Attachment{Sandbox: sandbox.ID(box), Mode: mode}, Node: "n1"}, "")
+				return tx.Workspaces().Attach(ctx, w, store.Attachment{Attachment: durable.Attachment{Sandbox: sandbox.ID(sb), Mode: mode}, Node: "n1"}, "")
 			})
 		}
-		detach := func(box string) {
+		detach := func(sb string) {
 			ok(t, s.Update(ctx, func(tx *store.Tx) error {
-				return tx.Workspaces().Detach(ctx, store.Attachment{Attachment: durable.Attachment{Sandbox: sandbox.ID(box)}, Workspace: "ws-1"})
+				return tx.Workspaces().Detach(ctx, store.Attachment{Attachment: durable.Attachment{Sandbox: sandbox.ID(sb)}, Workspace: "ws-1"})
 			}))
 		}
 		// Of many concurrent callers, one gets it.
@@ -102,7 +102,7 @@ func TestAttachments(t *testing.T) {
 		wantCode(t, attach("writer", sandbox.WorkspaceExclusive), sandbox.CodeConflict)
 
 		// Attachments of gone and purged sandboxes are found.
-		mustCreate(t, s, "acme", box("reader1"))
+		mustCreate(t, s, "acme", testSandbox("reader1"))
 		ended := func() []store.Attachment {
 			found, err := store.Read(ctx, s, func(tx *store.Tx) ([]store.Attachment, error) { return tx.Operator().Ended(ctx, "n1") })
 			ok(t, err)

@@ -79,11 +79,11 @@ func remote(r *http.Request) context.Context {
 // tracer converts our spans to OpenTelemetry's.
 type tracer struct{ trace.Tracer }
 
-func (t tracer) Start(ctx context.Context, layer, op string, box sandbox.ID) (context.Context, func(error)) {
+func (t tracer) Start(ctx context.Context, layer, op string, sb sandbox.ID) (context.Context, func(error)) {
 	ctx, s := t.Tracer.Start(ctx, layer+" "+op)
 	s.SetAttributes(attribute.String("atoll.layer", layer), attribute.String("atoll.op", op))
-	if box != "" {
-		s.SetAttributes(attribute.String("atoll.sandbox.id", string(box)))
+	if sb != "" {
+		s.SetAttributes(attribute.String("atoll.sandbox.id", string(sb)))
 	}
 	return ctx, func(err error) {
 		if code := sandbox.CodeOf(err); code != "" {

@@ -62,16 +62,16 @@ type Images interface {
 // password cannot be serialized.
 type Login func() (username, password string)
 
-// Boxes creates the sandboxes of build steps. It must be safe for concurrent
+// Sandboxes creates the sandboxes of build steps. It must be safe for concurrent
 // use.
-type Boxes interface {
+type Sandboxes interface {
 	// Open creates a sandbox from an image digest, with that network. The caller
 	// closes it.
-	Open(ctx context.Context, digest string, network sandbox.Network) (Box, error)
+	Open(ctx context.Context, digest string, network sandbox.Network) (Sandbox, error)
 }
 
-// Box is a build sandbox.
-type Box interface {
+// Sandbox is a build sandbox.
+type Sandbox interface {
 	// Exec runs a command to its end and copies its standard output and error to
 	// out.
 	Exec(ctx context.Context, cmd sandbox.Command, out io.Writer) (sandbox.Exit, error)
@@ -128,9 +128,9 @@ type TarRequest struct {
 // Builder builds templates. It is safe for concurrent use. Concurrent builds of
 // the same steps run them twice and store the result once.
 type Builder struct {
-	Images Images
-	Boxes  Boxes
-	Cache  *Cache
+	Images    Images
+	Sandboxes Sandboxes
+	Cache     *Cache
 }
 
 // Result is a built template.
@@ -346,14 +346,14 @@ func (w *work) owner(ctx context.Context, s *Step) (owner, error) {
 	if err != nil {
 		return owner{}, err
 	}
-	box, err := w.b.Boxes.Open(ctx, img.Digest, sandbox.Network{})
+	sb, err := w.b.Sandboxes.Open(ctx, img.Digest, sandbox.Network{})
 	if err != nil {
 		return owner{}, err
 	}
-	defer func() { _ = box.Close(ctx) }()
+	defer func() { _ = sb.Close(ctx) }()
 	const maxFile = 1 << 20
 	if uerr != nil {
-		users, err := box.ReadFile(ctx, "/etc/passwd", maxFile)
+		users, err := sb.ReadFile(ctx, "/etc/passwd", maxFile)
 		if err != nil {
 			return owner{}, err
 		}
@@ -367,7 +367,7 @@ func (w *work) owner(ctx context.Context, s *Step) (owner, error) {
 		}
 	}
 	if grouped && gerr != nil {
-		groups, err := box.ReadFile(ctx, "/etc/group", maxFile)
+		groups, err := sb.ReadFile(ctx, "/etc/group", maxFile)
 		if err != nil {
 			return owner{}, err
 		}
@@ -397,12 +397,12 @@ func (w *work) run(ctx context.Context, s *Step, as key) (err error) {
 	if err != nil {
 		return err
 	}
-	box, err := w.b.Boxes.Open(ctx, img.Digest, w.req.Network)
+	sb, err := w.b.Sandboxes.Open(ctx, img.Digest, w.req.Network)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if cerr := box.Close(ctx); err == nil {
+		if cerr := sb.Close(ctx); err == nil {
 			err = cerr
 		}
 	}()
@@ -415,7 +415,7 @@ func (w *work) run(ctx context.Context, s *Step, as key) (err error) {
 		delete(env, name) // ENV has precedence over ARG
 	}
 	cmd := sandbox.Command{Args: s.Args, Shell: s.Shell, User: s.User, Env: env}
-	exit, err := box.Exec(ctx, cmd, logWriter{w})
+	exit, err := sb.Exec(ctx, cmd, logWriter{w})
 	if err != nil {
 		return err
 	}
@@ -429,7 +429,7 @@ func (w *work) run(ctx context.Context, s *Step, as key) (err error) {
 			Hint:    "its output is in the build log",
 		}
 	}
-	return w.b.Cache.put(w.req.Tenant, as, func(out io.Writer) error { return box.Diff(ctx, out) })
+	return w.b.Cache.put(w.req.Tenant, as, func(out io.Writer) error { return sb.Diff(ctx, out) })
 }
 
 // notStarted is the exit code of commands that cannot be started.

@@ -118,32 +118,32 @@ func apply(files map[string]string, l Layer) error {
 	}
 }
 
-func (w *world) Open(_ context.Context, digest string, network sandbox.Network) (Box, error) {
+func (w *world) Open(_ context.Context, digest string, network sandbox.Network) (Sandbox, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.open++
 	w.networks = append(w.networks, network)
-	return &worldBox{w: w, image: w.images[digest], wrote: map[string]string{}}, nil
+	return &worldSandbox{w: w, image: w.images[digest], wrote: map[string]string{}}, nil
 }
 
-type worldBox struct {
+type worldSandbox struct {
 	w     *world
 	image worldImage
 	wrote map[string]string
 }
 
-func (b *worldBox) Close(context.Context) error {
+func (b *worldSandbox) Close(context.Context) error {
 	b.w.mu.Lock()
 	defer b.w.mu.Unlock()
 	b.w.open--
 	return nil
 }
 
-func (b *worldBox) ReadFile(_ context.Context, name string, _ int64) ([]byte, error) {
+func (b *worldSandbox) ReadFile(_ context.Context, name string, _ int64) ([]byte, error) {
 	return []byte(b.image.files[strings.TrimPrefix(name, "/")]), nil
 }
 
-func (b *worldBox) Exec(_ context.Context, cmd sandbox.Command, out io.Writer) (sandbox.Exit, error) {
+func (b *worldSandbox) Exec(_ context.Context, cmd sandbox.Command, out io.Writer) (sandbox.Exit, error) {
 	b.w.mu.Lock()
 	defer b.w.mu.Unlock()
 	b.w.ran = append(b.w.ran, cmd.Shell)
@@ -161,7 +161,7 @@ func (b *worldBox) Exec(_ context.Context, cmd sandbox.Command, out io.Writer) (
 	return sandbox.Exit{Reason: sandbox.ReasonExited}, nil
 }
 
-func (b *worldBox) Diff(_ context.Context, out io.Writer) error {
+func (b *worldSandbox) Diff(_ context.Context, out io.Writer) error {
 	t := tar.NewWriter(out)
 	for _, name := range slices.Sorted(maps.Keys(b.wrote)) {
 		if err := t.WriteHeader(&tar.Header{Name: name, Size: int64(len(b.wrote[name])), Mode: 0o644}); err != nil {
@@ -194,7 +194,7 @@ func newBench(t *testing.T) *bench {
 			t.Errorf("%d sandboxes were left open", w.open)
 		}
 	})
-	return &bench{t, w, &Builder{Images: w, Boxes: w, Cache: cache}}
+	return &bench{t, w, &Builder{Images: w, Sandboxes: w, Cache: cache}}
 }
 
 // build builds and returns the files of the image and what ran.

@@ -134,16 +134,16 @@ func (s *Service) follow(ctx context.Context, o *opened) (now viewing.Stream, er
 	if err != nil || o.Sandbox == id && o.LeaseEpoch == epoch {
 		return s.present(o), err
 	}
-	box, err := s.cfg.Find(ctx, string(id))
+	sb, err := s.cfg.Find(ctx, string(id))
 	if err != nil {
 		return now, err
 	}
-	process, err := s.prepare(ctx, o.who, o, box)
+	process, err := s.prepare(ctx, o.who, o, sb)
 	if err != nil {
 		return now, err
 	}
-	err = s.cfg.Guard.Do(ctx, operation(o), guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: o.ID}, func(context.Context) error {
-		_, now, err = s.rotate(o, box, epoch, process, time.Time{})
+	err = s.cfg.Guard.Do(ctx, operation(o), guard.Subject{Sandbox: sb.ID, Name: sb.Name, Subject: o.ID}, func(context.Context) error {
+		_, now, err = s.rotate(o, sb, epoch, process, time.Time{})
 		return err
 	})
 	return now, err

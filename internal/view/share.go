@@ -77,11 +77,11 @@ func (s *Service) ensureTerminal(ctx context.Context, id sandbox.ID, size sandbo
 		return "", err
 	}
 	defer unlock()
-	box, err := s.cfg.Open(ctx, string(id))
+	sb, err := s.cfg.Open(ctx, string(id))
 	if err != nil {
 		return "", err
 	}
-	all, err := box.Processes(ctx)
+	all, err := sb.Processes(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -93,7 +93,7 @@ func (s *Service) ensureTerminal(ctx context.Context, id sandbox.ID, size sandbo
 	if size.Cols == 0 || size.Rows == 0 {
 		size = sandbox.WindowSize{Cols: 80, Rows: 24}
 	}
-	p, err := box.Exec(ctx, sandbox.Command{
+	p, err := sb.Exec(ctx, sandbox.Command{
 		Args: []string{"/bin/sh", "-c", shellScript, shellMark}, TTY: &size, Stdin: true, Background: true, Env: map[string]string{"TERM": "xterm-256color"},
 	})
 	if err != nil {
@@ -142,11 +142,11 @@ func detach(p driver.Process) {
 func (s *Service) isTerminal(ctx context.Context, id sandbox.ID, process string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	box, err := s.cfg.Open(ctx, string(id))
+	sb, err := s.cfg.Open(ctx, string(id))
 	if err != nil {
 		return err
 	}
-	all, err := box.Processes(ctx)
+	all, err := sb.Processes(ctx)
 	if err != nil {
 		return err
 	}
@@ -260,13 +260,13 @@ func (s *Service) connect(tenant string, at place, size sandbox.WindowSize, h *s
 }
 
 func (s *Service) rejoin(ctx context.Context, at place) (driver.Process, int64, error) {
-	box, err := s.cfg.Open(ctx, string(at.sandbox))
+	sb, err := s.cfg.Open(ctx, string(at.sandbox))
 	if err != nil {
 		return nil, 0, err
 	}
-	p, from, err := box.Rejoin(ctx, at.process, driver.Cursor{}, true)
+	p, from, err := sb.Rejoin(ctx, at.process, driver.Cursor{}, true)
 	if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
-		p, err = box.Reconnect(ctx, at.process)
+		p, err = sb.Reconnect(ctx, at.process)
 	}
 	return p, from.Stdout, err
 }

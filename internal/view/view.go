@@ -67,7 +67,7 @@ type Config struct {
 	Desktop func(ctx context.Context, ref string) error
 	// Streamed refuses the desktop at a port of a sandbox whose screen is not
 	// streamed. CodeDenied: its owner does not share it. It may be nil.
-	Streamed func(ctx context.Context, box sandbox.Sandbox, port uint16) error
+	Streamed func(ctx context.Context, sb sandbox.Sandbox, port uint16) error
 	// Epoch returns CodeStale if another sandbox than that of the epoch serves a
 	// session now.
 	Epoch func(ctx context.Context, session string, epoch int64) error
@@ -100,7 +100,7 @@ type opened struct {
 	viewing.Stream
 	session string        // its id, if it has one
 	who     key.Principal // the maker
-	box     sandbox.Sandbox
+	sandbox sandbox.Sandbox
 	ensured bool  // the desktop is started for it
 	linked  bool  // it has a link
 	code    *code // of a link that nobody has opened; nil: there is none
@@ -138,30 +138,30 @@ func (s *Service) Create(ctx context.Context, ref string, by viewing.StreamSessi
 	if err != nil {
 		return out, err
 	}
-	box, err := s.cfg.Find(ctx, ref)
+	sb, err := s.cfg.Find(ctx, ref)
 	if err != nil {
 		return out, err
 	}
 	if n.Kind == terminalKind {
 		n.Port = 0
-		if n.Process, err = s.EnsureTerminal(ctx, box.ID, n.Process, n.Size); err != nil {
+		if n.Process, err = s.EnsureTerminal(ctx, sb.ID, n.Process, n.Size); err != nil {
 			return out, err
 		}
 	} else {
 		n.Process = ""
 	}
-	if ensured && who.AllowIn(box.ID, ops.ComputerAct) == nil {
+	if ensured && who.AllowIn(sb.ID, ops.ComputerAct) == nil {
 		// Without programs of ours, something else may listen.
-		if err = s.cfg.Desktop(ctx, string(box.ID)); err != nil && (n.Link || sandbox.CodeOf(err) != sandbox.CodeUnsupported) {
+		if err = s.cfg.Desktop(ctx, string(sb.ID)); err != nil && (n.Link || sandbox.CodeOf(err) != sandbox.CodeUnsupported) {
 			return out, err
 		}
 	}
 	id := strings.ToLower(rand.Text())
-	o := s.open(&opened{session: by.Ref, who: who, box: box, ensured: ensured, Stream: viewing.Stream{
-		ID: id, Sandbox: box.ID, Kind: n.Kind, Mode: n.Mode, Port: n.Port, Process: n.Process, LeaseEpoch: by.Epoch, Expires: s.expiry(n.TTL),
+	o := s.open(&opened{session: by.Ref, who: who, sandbox: sb, ensured: ensured, Stream: viewing.Stream{
+		ID: id, Sandbox: sb.ID, Kind: n.Kind, Mode: n.Mode, Port: n.Port, Process: n.Process, LeaseEpoch: by.Epoch, Expires: s.expiry(n.TTL),
 	}})
-	err = s.cfg.Guard.Do(ctx, operation(o), guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: id}, func(ctx context.Context) error {
-		if err := s.streamed(ctx, o, box); err != nil {
+	err = s.cfg.Guard.Do(ctx, operation(o), guard.Subject{Sandbox: sb.ID, Name: sb.Name, Subject: id}, func(ctx context.Context) error {
+		if err := s.streamed(ctx, o, sb); err != nil {
 			return err
 		}
 		if err := s.add(o); err != nil {
@@ -215,23 +215,23 @@ func (s *Service) access(now viewing.Stream, o *opened) (out viewing.StreamAcces
 // Renew returns a new token for a stream. If another sandbox serves the
 // session now, the stream shows that one.
 func (s *Service) Renew(ctx context.Context, ref string, by viewing.StreamSession, id string, ttl int64) (out viewing.StreamAccess, err error) {
-	who, box, err := s.find(ctx, ops.StreamList, ref)
+	who, sb, err := s.find(ctx, ops.StreamList, ref)
 	if err != nil {
 		return out, err
 	}
-	o, err := s.get(who, box.ID, by, id)
+	o, err := s.get(who, sb.ID, by, id)
 	if err != nil {
 		return out, err
 	}
-	process, err := s.prepare(ctx, who, o, box)
+	process, err := s.prepare(ctx, who, o, sb)
 	if err != nil {
 		return out, err
 	}
-	err = s.cfg.Guard.Do(ctx, operation(o), guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: id}, func(ctx context.Context) error {
-		if err := s.streamed(ctx, o, box); err != nil {
+	err = s.cfg.Guard.Do(ctx, operation(o), guard.Subject{Sandbox: sb.ID, Name: sb.Name, Subject: id}, func(ctx context.Context) error {
+		if err := s.streamed(ctx, o, sb); err != nil {
 			return err
 		}
-		o, now, err := s.rotate(o, box, by.Epoch, process, s.expiry(ttl))
+		o, now, err := s.rotate(o, sb, by.Epoch, process, s.expiry(ttl))
 		if err == nil {
 			out, err = s.access(now, o)
 		}
@@ -244,25 +244,25 @@ func (s *Service) Renew(ctx context.Context, ref string, by viewing.StreamSessio
 }
 
 // streamed refuses a desktop that a sandbox does not stream.
-func (s *Service) streamed(ctx context.Context, o *opened, box sandbox.Sandbox) error {
+func (s *Service) streamed(ctx context.Context, o *opened, sb sandbox.Sandbox) error {
 	if o.Kind != desktop || s.cfg.Streamed == nil {
 		return nil
 	}
-	return s.cfg.Streamed(ctx, box, o.Port)
+	return s.cfg.Streamed(ctx, sb, o.Port)
 }
 
 // prepare starts in another sandbox what a stream shows there, as far as who may,
 // and returns the command of a terminal.
-func (s *Service) prepare(ctx context.Context, who key.Principal, o *opened, box sandbox.Sandbox) (process string, err error) {
+func (s *Service) prepare(ctx context.Context, who key.Principal, o *opened, sb sandbox.Sandbox) (process string, err error) {
 	switch {
-	case o.Sandbox == box.ID:
+	case o.Sandbox == sb.ID:
 		return o.Process, nil
 	case o.Kind == terminalKind:
-		return s.ensureTerminal(ctx, box.ID, sandbox.WindowSize{})
-	case !o.ensured || who.AllowIn(box.ID, ops.ComputerAct) != nil:
+		return s.ensureTerminal(ctx, sb.ID, sandbox.WindowSize{})
+	case !o.ensured || who.AllowIn(sb.ID, ops.ComputerAct) != nil:
 		return "", nil
 	}
-	if err = s.cfg.Desktop(ctx, string(box.ID)); sandbox.CodeOf(err) == sandbox.CodeUnsupported {
+	if err = s.cfg.Desktop(ctx, string(sb.ID)); sandbox.CodeOf(err) == sandbox.CodeUnsupported {
 		err = nil // something else may listen
 	}
 	return "", err
@@ -271,7 +271,7 @@ func (s *Service) prepare(ctx context.Context, who key.Principal, o *opened, box
 // rotate makes a stream show a sandbox, if that is another than before and not
 // an earlier one, and returns the present state of the stream. Its tokens of before open
 // nothing then. Its time becomes another one unless that is zero.
-func (s *Service) rotate(o *opened, box sandbox.Sandbox, epoch int64, process string, expires time.Time) (*opened, viewing.Stream, error) {
+func (s *Service) rotate(o *opened, sb sandbox.Sandbox, epoch int64, process string, expires time.Time) (*opened, viewing.Stream, error) {
 	s.mu.Lock()
 	was := s.streams[o.ID]
 	if was == nil {
@@ -279,10 +279,10 @@ func (s *Service) rotate(o *opened, box sandbox.Sandbox, epoch int64, process st
 		return nil, viewing.Stream{}, notFound(o.ID)
 	}
 	o = was // another caller may have rotated it
-	rotated := was.LeaseEpoch < epoch || was.LeaseEpoch == epoch && was.Sandbox != box.ID
+	rotated := was.LeaseEpoch < epoch || was.LeaseEpoch == epoch && was.Sandbox != sb.ID
 	if rotated {
-		o = s.open(&opened{session: was.session, who: was.who, box: box, ensured: was.ensured, linked: was.linked, code: was.code, buckets: was.buckets, Stream: was.Stream})
-		o.Sandbox, o.LeaseEpoch, o.Viewers, o.Process = box.ID, epoch, 0, process
+		o = s.open(&opened{session: was.session, who: was.who, sandbox: sb, ensured: was.ensured, linked: was.linked, code: was.code, buckets: was.buckets, Stream: was.Stream})
+		o.Sandbox, o.LeaseEpoch, o.Viewers, o.Process = sb.ID, epoch, 0, process
 		s.streams[o.ID] = o
 		was.end(errRollover)
 	}
@@ -299,7 +299,7 @@ func (s *Service) rotate(o *opened, box sandbox.Sandbox, epoch int64, process st
 
 // fact records what happened to a stream.
 func (s *Service) fact(o *opened, t eventlog.Type, why sandbox.Reason, viewers int) {
-	a := audit.Action{Tenant: o.who.Tenant, Actor: eventlog.Actor{Key: o.who.Key, UID: o.who.UID}, Op: operation(o), Sandbox: o.Sandbox, Name: o.box.Name, Subject: o.ID}
+	a := audit.Action{Tenant: o.who.Tenant, Actor: eventlog.Actor{Key: o.who.Key, UID: o.who.UID}, Op: operation(o), Sandbox: o.Sandbox, Name: o.sandbox.Name, Subject: o.ID}
 	err := s.cfg.Guard.Audit.FactLater(a, t, func(e *eventlog.Event) { e.Reason, e.Viewers, e.Epoch = why, viewers, o.LeaseEpoch })
 	if err != nil && s.cfg.Guard.Note != nil {
 		s.cfg.Guard.Note(s.cfg.Life, err)
@@ -327,7 +327,7 @@ func (s *Service) add(o *opened) error {
 
 // List returns the streams of a sandbox or session, by id.
 func (s *Service) List(ctx context.Context, ref string, by viewing.StreamSession) ([]viewing.Stream, error) {
-	who, box, err := s.find(ctx, ops.StreamList, ref)
+	who, sb, err := s.find(ctx, ops.StreamList, ref)
 	if err != nil {
 		return nil, err
 	}
@@ -336,7 +336,7 @@ func (s *Service) List(ctx context.Context, ref string, by viewing.StreamSession
 	all := []viewing.Stream{}
 	for _, o := range s.streams {
 		live := o.Viewers > 0 || !o.Expires.Before(s.cfg.Now())
-		if live && o.of(who, box.ID, by) {
+		if live && o.of(who, sb.ID, by) {
 			all = append(all, o.Stream)
 		}
 	}
@@ -366,11 +366,11 @@ func notFound(id string) error {
 
 // Revoke ends a stream and closes its sockets.
 func (s *Service) Revoke(ctx context.Context, ref string, by viewing.StreamSession, id string) error {
-	who, box, err := s.find(ctx, ops.StreamRevoke, ref)
+	who, sb, err := s.find(ctx, ops.StreamRevoke, ref)
 	if err != nil {
 		return err
 	}
-	o, err := s.get(who, box.ID, by, id)
+	o, err := s.get(who, sb.ID, by, id)
 	if err != nil {
 		return err
 	}
@@ -395,15 +395,15 @@ func (s *Service) drop(o *opened, cause error, why sandbox.Reason) bool {
 	return found
 }
 
-func (s *Service) find(ctx context.Context, op ops.Op, ref string) (who key.Principal, box sandbox.Sandbox, err error) {
+func (s *Service) find(ctx context.Context, op ops.Op, ref string) (who key.Principal, sb sandbox.Sandbox, err error) {
 	if who, err = guard.Principal(ctx); err != nil {
-		return who, box, err
+		return who, sb, err
 	}
-	if box, err = s.cfg.Find(ctx, ref); err != nil {
-		return who, box, err
+	if sb, err = s.cfg.Find(ctx, ref); err != nil {
+		return who, sb, err
 	}
-	err = s.cfg.Guard.Do(ctx, op, guard.Subject{Sandbox: box.ID, Name: box.Name}, func(context.Context) error { return nil })
-	return who, box, err
+	err = s.cfg.Guard.Do(ctx, op, guard.Subject{Sandbox: sb.ID, Name: sb.Name}, func(context.Context) error { return nil })
+	return who, sb, err
 }
 
 // Serve serves the socket of a viewer that has sent a token, and closes it.
@@ -563,7 +563,7 @@ func (s *Service) stands(ctx context.Context, o *opened) error {
 		}
 		return errReaped
 	}
-	if err := s.streamed(guard.WithPrincipal(ctx, o.who), o, o.box); sandbox.CodeOf(err) == sandbox.CodeDenied {
+	if err := s.streamed(guard.WithPrincipal(ctx, o.who), o, o.sandbox); sandbox.CodeOf(err) == sandbox.CodeDenied {
 		return errConsent
 	}
 	if o.session == "" {
@@ -600,13 +600,13 @@ func (s *Service) lost(ctx context.Context, o *opened) error {
 			return err
 		}
 		asked, enough := context.WithTimeout(ctx, recheck)
-		box, err := s.cfg.Find(asked, string(o.Sandbox))
+		sb, err := s.cfg.Find(asked, string(o.Sandbox))
 		silent := asked.Err() != nil && ctx.Err() == nil
 		enough()
 		if silent { // as a machine is that has just ended the connection
 			return nil
 		}
-		if sandbox.CodeOf(err) == sandbox.CodeNotFound || err == nil && box.State != sandbox.Running {
+		if sandbox.CodeOf(err) == sandbox.CodeNotFound || err == nil && sb.State != sandbox.Running {
 			return errReaped
 		}
 		if wait > recheck {

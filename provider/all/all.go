@@ -11,7 +11,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/internal/gateway/proxy"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/provider/blaxel"
 	"github.com/atoll-run/atoll/provider/boxlite"
 	"github.com/atoll-run/atoll/provider/cloudflare"
@@ -37,11 +37,11 @@ import (
 
 // Builtin returns the providers that this program is built with, the default
 // first, as the catalog lists them.
-func Builtin() []registry.Entry {
+func Builtin() []providerset.Entry {
 	known := catalog.Builtin()
-	list := make([]registry.Entry, len(known))
+	list := make([]providerset.Entry, len(known))
 	for i, p := range known {
-		list[i] = registry.Entry{Name: p.Name, Summary: p.Summary, Warning: p.Warning, Open: openers[p.Name]}
+		list[i] = providerset.Entry{Name: p.Name, Summary: p.Summary, Warning: p.Warning, Open: openers[p.Name]}
 		d, ok := catalog.Find(p.Name)
 		if !ok {
 			continue
@@ -56,7 +56,7 @@ func Builtin() []registry.Entry {
 }
 
 // openers has every provider of the catalog's list.
-var openers = map[string]func(registry.Host) (driver.Provider, error){
+var openers = map[string]func(providerset.Host) (driver.Provider, error){
 	gvisor.Name: openGvisor, host.Name: openHost, microvm.Name: openMicrovm, docker.Name: openDocker,
 	cloudflare.Name:   open(cloudflare.FromEnvironment, cloudflare.New),
 	boxlite.Name:      open(boxlite.FromEnvironment, boxlite.New),
@@ -74,8 +74,8 @@ var openers = map[string]func(registry.Host) (driver.Provider, error){
 }
 
 // open opens a provider whose options have the names of its settings as tags.
-func open[O any, P driver.Provider](environment func(dir string, lookup func(string) string) O, open func(O) (P, error)) func(registry.Host) (driver.Provider, error) {
-	return func(h registry.Host) (driver.Provider, error) {
+func open[O any, P driver.Provider](environment func(dir string, lookup func(string) string) O, open func(O) (P, error)) func(providerset.Host) (driver.Provider, error) {
+	return func(h providerset.Host) (driver.Provider, error) {
 		opts := environment(h.Dir, h.Env)
 		if err := h.Decode(&opts); err != nil {
 			return nil, err
@@ -88,7 +88,7 @@ func open[O any, P driver.Provider](environment func(dir string, lookup func(str
 	}
 }
 
-func openGvisor(h registry.Host) (driver.Provider, error) {
+func openGvisor(h providerset.Host) (driver.Provider, error) {
 	opts := gvisor.FromEnvironment(h.Env)
 	o := struct {
 		Platform *string `json:"platform"`
@@ -110,8 +110,8 @@ func openGvisor(h registry.Host) (driver.Provider, error) {
 	return gvisor.New(opts)
 }
 
-// network is a registry.Network in the types of package gvisor.
-type network struct{ registry.Network }
+// network is a providerset.Network in the types of package gvisor.
+type network struct{ providerset.Network }
 
 func (n network) Connect(ctx context.Context, spec *sandbox.Spec, former gvisor.Known) (*gvisor.Link, error) {
 	l, err := n.Network.Connect(ctx, spec, gateway.Known(former))
@@ -123,7 +123,7 @@ func (n network) Known(ctx context.Context, id sandbox.ID) (gvisor.Known, error)
 	return gvisor.Known(k), err
 }
 
-func openMicrovm(h registry.Host) (driver.Provider, error) {
+func openMicrovm(h providerset.Host) (driver.Provider, error) {
 	opts := microvm.FromEnvironment(h.Env)
 	o := struct {
 		Kernel *string `json:"kernel"`
@@ -144,8 +144,8 @@ func openMicrovm(h registry.Host) (driver.Provider, error) {
 	return microvm.New(opts)
 }
 
-// ethernet is a registry.Network in the types of package microvm.
-type ethernet struct{ registry.Network }
+// ethernet is a providerset.Network in the types of package microvm.
+type ethernet struct{ providerset.Network }
 
 func (n ethernet) Connect(ctx context.Context, spec *sandbox.Spec, former microvm.Known) (*microvm.Link, error) {
 	l, err := n.ConnectEthernet(ctx, spec, gateway.Known(former))
@@ -157,14 +157,14 @@ func (n ethernet) Known(ctx context.Context, id sandbox.ID) (microvm.Known, erro
 	return microvm.Known(k), err
 }
 
-func openHost(h registry.Host) (driver.Provider, error) {
+func openHost(h providerset.Host) (driver.Provider, error) {
 	if err := h.Decode(&struct{}{}); err != nil {
 		return nil, err
 	}
 	return host.New(host.Options{Dir: h.Dir})
 }
 
-func openKubernetes(h registry.Host) (driver.Provider, error) {
+func openKubernetes(h providerset.Host) (driver.Provider, error) {
 	opts := kubernetes.FromEnvironment(h.Dir, h.Env)
 	o := struct {
 		Kubeconfig    *string `json:"kubeconfig"`
@@ -191,8 +191,8 @@ func openKubernetes(h registry.Host) (driver.Provider, error) {
 	return kubernetes.New(opts)
 }
 
-// overProxy lets the pods of a provider use a registry.Network as a proxy.
-type overProxy struct{ registry.Network }
+// overProxy lets the pods of a provider use a providerset.Network as a proxy.
+type overProxy struct{ providerset.Network }
 
 func (n overProxy) open(at netip.AddrPort, admit kubernetes.Admit) (kubernetes.Gateway, error) {
 	p, err := proxy.Open(proxy.Options{
@@ -207,7 +207,7 @@ func (n overProxy) open(at netip.AddrPort, admit kubernetes.Admit) (kubernetes.G
 	return p, nil
 }
 
-func openDocker(h registry.Host) (driver.Provider, error) {
+func openDocker(h providerset.Host) (driver.Provider, error) {
 	opts := docker.FromEnvironment(h.Dir, h.Env)
 	o := struct {
 		Image   *string `json:"image"`
@@ -219,7 +219,7 @@ func openDocker(h registry.Host) (driver.Provider, error) {
 	return docker.New(opts)
 }
 
-func openRemote(h registry.Host) (driver.Provider, error) {
+func openRemote(h providerset.Host) (driver.Provider, error) {
 	opts := remote.FromEnvironment(h.Dir, h.Env)
 	o := struct {
 		Address   *string `json:"address"`
@@ -235,7 +235,7 @@ func openRemote(h registry.Host) (driver.Provider, error) {
 	return remote.New(opts)
 }
 
-func openNone(h registry.Host) (driver.Provider, error) {
+func openNone(h providerset.Host) (driver.Provider, error) {
 	if err := h.Decode(&struct{}{}); err != nil {
 		return nil, err
 	}

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/internal/image"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/provider/all"
 )
 
@@ -22,7 +22,7 @@ func TestBuiltin(t *testing.T) {
 			if e.Summary == "" {
 				t.Error("no summary")
 			}
-			p, err := e.Open(registry.Host{Dir: t.TempDir(), Images: func() (*image.Store, error) { return store, nil }})
+			p, err := e.Open(providerset.Host{Dir: t.TempDir(), Images: func() (*image.Store, error) { return store, nil }})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/need"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/provider/all"
 )
 
@@ -29,7 +29,7 @@ func TestCatalog(t *testing.T) {
 	for _, e := range all.Builtin() {
 		t.Run(e.Name, func(t *testing.T) {
 			asked := map[string]bool{}
-			p, err := e.Open(registry.Host{
+			p, err := e.Open(providerset.Host{
 				Dir: t.TempDir(), Images: func() (*image.Store, error) { return store, nil },
 				LookupEnv: func(name string) (string, bool) { asked[name] = true; return "", false },
 			})

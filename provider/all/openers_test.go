@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/catalog"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 )
 
 // The catalog lists the providers that can be opened, and no others.
@@ -45,7 +45,7 @@ func TestDocumentedOptions(t *testing.T) {
 		for _, m := range documented.FindAllStringSubmatch(string(text), -1) {
 			found++
 			options, _ := json.Marshal(map[string]any{m[1]: nil})
-			p, err := openers[name](registry.Host{Dir: t.TempDir(), Options: options})
+			p, err := openers[name](providerset.Host{Dir: t.TempDir(), Options: options})
 			if err == nil {
 				p.Close()
 			}

@@ -20,9 +20,9 @@ type api struct{ *hosted.Login }
 // version is that of the API whose answers the driver reads.
 const version = "2026-09-22"
 
-// words reads an error of the service, which has several forms. The code is a
+// parseError reads an error of the service, which has several forms. The code is a
 // text in "code", or in "error", which may also be an object.
-func words(_ int, body []byte) (code, message string, ok bool) {
+func parseError(_ int, body []byte) (code, message string, ok bool) {
 	var said struct {
 		Error   json.RawMessage `json:"error"`
 		Code    any             `json:"code"`
@@ -32,7 +32,7 @@ func words(_ int, body []byte) (code, message string, ok bool) {
 		return "", "", false
 	}
 	if len(said.Error) > 0 && said.Error[0] == '{' {
-		return words(0, said.Error)
+		return parseError(0, said.Error)
 	}
 	_ = json.Unmarshal(said.Error, &code)
 	if named, text := said.Code.(string); text {
@@ -56,11 +56,11 @@ func missing(err error) bool {
 	return r.Ours && r.Status == http.StatusNotFound && !slices.Contains(elsewhere, r.Code)
 }
 
-// box is a sandbox, as it is asked for and as the service describes it.
-type box struct {
-	Metadata metadata `json:"metadata"`
-	Spec     boxSpec  `json:"spec"`
-	Status   string   `json:"status,omitempty"`
+// apiSandbox is a sandbox, as it is asked for and as the service describes it.
+type apiSandbox struct {
+	Metadata metadata    `json:"metadata"`
+	Spec     sandboxSpec `json:"spec"`
+	Status   string      `json:"status,omitempty"`
 }
 
 type metadata struct {
@@ -70,7 +70,7 @@ type metadata struct {
 	URL     string            `json:"url,omitempty"` // of its own API; lists may lack it
 }
 
-type boxSpec struct {
+type sandboxSpec struct {
 	Region  string   `json:"region,omitempty"`
 	Runtime runtime  `json:"runtime"`
 	Network *network `json:"network,omitempty"` // nil: everything is reachable
@@ -109,8 +109,8 @@ var states = hosted.States{
 // describe converts the service's description of a sandbox. Labels of a spec are
 // not sent to the service. The end of a lifetime is that of Atoll, which may be
 // earlier.
-func (b box) describe() hosted.Box {
-	d := hosted.Box{ID: b.Metadata.Name, Status: b.Status, State: states.Of(b.Status), Created: b.Metadata.Created}
+func (b apiSandbox) describe() hosted.Sandbox {
+	d := hosted.Sandbox{ID: b.Metadata.Name, Status: b.Status, State: states.Of(b.Status), Created: b.Metadata.Created}
 	if b.Metadata.URL != "" {
 		d.Access = b.Metadata.URL
 	}
@@ -122,13 +122,13 @@ func (b box) describe() hosted.Box {
 func path(name, rest string) string { return "/sandboxes/" + url.PathEscape(name) + rest }
 
 // get returns a sandbox by its name. One that has ended counts as none.
-func (a *api) get(ctx context.Context, name string) (b box, err error) {
+func (a *api) get(ctx context.Context, name string) (b apiSandbox, err error) {
 	err = a.Call(ctx, http.MethodGet, path(name, ""), nil, &b)
 	switch {
 	case missing(err):
 		err = hosted.ErrNone
 	case err == nil && b.Metadata.Name != name:
-		err = a.Strange("the service answers for another sandbox")
+		err = a.ProtocolError("the service answers for another sandbox")
 	case err == nil && states.Of(b.Status) == sandbox.Gone:
 		err = hosted.ErrNone
 	}
@@ -136,14 +136,14 @@ func (a *api) get(ctx context.Context, name string) (b box, err error) {
 }
 
 // Get implements hosted.Service.
-func (a *api) Get(ctx context.Context, _ sandbox.ID, name string) (hosted.Box, error) {
+func (a *api) Get(ctx context.Context, _ sandbox.ID, name string) (hosted.Sandbox, error) {
 	b, err := a.get(ctx, name)
 	return b.describe(), err
 }
 
 // pages is one page of a list.
 type pages struct {
-	Data []box `json:"data"`
+	Data []apiSandbox `json:"data"`
 	Meta struct {
 		More bool   `json:"hasMore"`
 		Next string `json:"nextCursor"`
@@ -157,20 +157,20 @@ func (a *api) page(ctx context.Context, cursor string, size int) (p pages, err e
 	}
 	err = a.Call(ctx, http.MethodGet, "/sandboxes?"+q.Encode(), nil, &p)
 	if err == nil && p.Data == nil {
-		err = a.Strange("the service's list is invalid")
+		err = a.ProtocolError("the service's list is invalid")
 	}
 	return p, err
 }
 
 // List implements hosted.Service. The service filters by no labels.
-func (a *api) List(ctx context.Context, _ string, _ sandbox.ID) ([]hosted.Box, error) {
-	return hosted.Chained(&a.Client, func(cursor string) (found []hosted.Box, next string, err error) {
+func (a *api) List(ctx context.Context, _ string, _ sandbox.ID) ([]hosted.Sandbox, error) {
+	return hosted.Chained(&a.Client, func(cursor string) (found []hosted.Sandbox, next string, err error) {
 		p, err := a.page(ctx, cursor, 200)
 		for _, b := range p.Data {
 			found = append(found, b.describe())
 		}
 		if p.Meta.More && p.Meta.Next == "" {
-			err = a.Strange("the service's list is invalid")
+			err = a.ProtocolError("the service's list is invalid")
 		} else if p.Meta.More {
 			next = p.Meta.Next
 		}
@@ -189,11 +189,11 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, name string) error {
 			err = nil
 		}
 		return err
-	}, func() error { return a.Strange("the service does not end the sandbox") })
+	}, func() error { return a.ProtocolError("the service does not end the sandbox") })
 }
 
 // Claim implements hosted.Claimer. The service takes whole descriptions only.
-func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]string) error {
+func (a *api) Claim(ctx context.Context, b hosted.Sandbox, metadata map[string]string) error {
 	var all struct {
 		Metadata map[string]any `json:"metadata"`
 		Spec     any            `json:"spec"`
@@ -202,7 +202,7 @@ func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]strin
 		return err
 	}
 	if all.Metadata == nil {
-		return a.Strange("the service does not show whose the sandbox is")
+		return a.ProtocolError("the service does not show whose the sandbox is")
 	}
 	all.Metadata["labels"] = metadata
 	return a.Call(ctx, http.MethodPut, path(b.ID, ""), all, nil)

@@ -41,7 +41,7 @@ type Options struct {
 }
 
 var opening = hosted.Opening{
-	Name: Name, Version: "v0", Key: "BL_API_KEY", URL: "BL_API_URL", Public: "https://api.blaxel.ai/v0", Words: words,
+	Name: Name, Version: "v0", Key: "BL_API_KEY", URL: "BL_API_URL", Public: "https://api.blaxel.ai/v0", ParseError: parseError,
 }
 
 const (
@@ -92,7 +92,7 @@ func New(opts Options) (*Provider, error) {
 	// The service answers so for a key that it does not know.
 	a.Rejects = func(r *rest.Refusal) bool { return r.Status == http.StatusForbidden && r.Code == "UNAUTHORIZED" }
 	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
-	p.Enter, p.Expires, p.Reboots, p.Partial, p.Resting = p.enter, true, true, true, []string{deployed, archived}
+	p.OpenInside, p.Expires, p.Reboots, p.Partial, p.Resting = p.openInside, true, true, true, []string{deployed, archived}
 	return p, p.Start(opts.Executable)
 }
 
@@ -138,9 +138,9 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	}
 	var random [10]byte
 	_, _ = rand.Read(random[:]) // Read never fails.
-	asked := box{
+	asked := apiSandbox{
 		Metadata: metadata{Name: "atoll-" + hex.EncodeToString(random[:]), Labels: hosted.Wanted(scope, spec.ID)},
-		Spec:     boxSpec{Region: p.opts.Region, Network: rules, Runtime: runtime{Image: spec.Image, Memory: usual}},
+		Spec:     sandboxSpec{Region: p.opts.Region, Network: rules, Runtime: runtime{Image: spec.Image, Memory: usual}},
 	}
 	if spec.Image == "" || spec.Image == "host" {
 		asked.Spec.Runtime.Image = cmp.Or(p.opts.Image, DefaultImage)
@@ -152,21 +152,21 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if life > 0 { // Atoll ends it earlier if it has to
 		asked.Spec.Runtime.TTL = ttl(max(life, shortest))
 	}
-	var b box
-	return p.Make(ctx, &hosted.Making{
+	var b apiSandbox
+	return p.Make(ctx, &hosted.Creation{
 		Spec: spec, Life: life,
-		Ask: func(ctx context.Context) (hosted.Box, error) {
+		Ask: func(ctx context.Context) (hosted.Sandbox, error) {
 			b, err = p.request(ctx, spec.ID, &asked)
 			return b.describe(), err
 		},
 		Confirm: func() error {
 			switch now := b.Spec; {
 			case !rules.same(now.Network):
-				return p.Strange("the service does not confirm the network of the sandbox")
+				return p.ProtocolError("the service does not confirm the network of the sandbox")
 			case !sameTTL(now.Runtime.TTL, asked.Spec.Runtime.TTL):
-				return p.Strange("the service does not confirm the lifetime of the sandbox")
+				return p.ProtocolError("the service does not confirm the lifetime of the sandbox")
 			case spec.Resources.Memory > 0 && now.Runtime.Memory != asked.Spec.Runtime.Memory:
-				return p.Strange("the service does not confirm the memory of the sandbox")
+				return p.ProtocolError("the service does not confirm the memory of the sandbox")
 			}
 			return nil
 		},
@@ -174,18 +174,18 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 }
 
 // request requests a sandbox and waits until it runs.
-func (p *Provider) request(ctx context.Context, id sandbox.ID, asked *box) (b box, err error) {
+func (p *Provider) request(ctx context.Context, id sandbox.ID, asked *apiSandbox) (b apiSandbox, err error) {
 	err = p.api.Call(ctx, http.MethodPost, "/sandboxes", asked, nil)
 	if hosted.Refused(err) {
 		return b, err
 	}
-	b, err = hosted.Search(ctx, &p.api.Client, err, func() (box, error) { return p.api.get(ctx, asked.Metadata.Name) })
+	b, err = hosted.Search(ctx, &p.api.Client, err, func() (apiSandbox, error) { return p.api.get(ctx, asked.Metadata.Name) })
 	if err != nil {
 		return b, err
 	}
 	now, err := p.Settled(ctx, id, b.Metadata.Name)
 	if err == nil && now.Status != deployed {
-		err = p.Strange("the new sandbox is " + now.Status)
+		err = p.ProtocolError("the new sandbox is " + now.Status)
 	}
 	return b, err
 }

@@ -18,8 +18,8 @@ import (
 func TestMain(m *testing.M) { os.Exit(hostedtest.Main(m)) }
 
 const (
-	box     = "/v0/sandboxes/*"
-	process = "/sbx/*/process"
+	anySandbox = "/v0/sandboxes/*"
+	process    = "/sbx/*/process"
 )
 
 var suite = hostedtest.Suite[*blaxel.Provider, *service.Server]{
@@ -42,7 +42,7 @@ var suite = hostedtest.Suite[*blaxel.Provider, *service.Server]{
 		hostedtest.Reach(s, sandbox.EgressTarget{Host: "api.a.test"})
 		s.Lifetime.Timeout, s.Resources.Memory = 30*time.Minute, 2<<30
 	},
-	Boxes: "/v0/sandboxes", Box: box, Inside: process,
+	Sandboxes: "/v0/sandboxes", Sandbox: anySandbox, Inside: process,
 	NotFound: `{"error":"NOT_FOUND","code":404,"message":"Sandbox not found"}`, Invalid: `{"code":"INVALID_NAME","message":"no"}`,
 	Changing: `{"error":"CONFLICT","code":409,"message":"Sandbox is changing"}`, Nothing: `{"data":[],"meta":{"hasMore":false}}`,
 	Renamed: [2]string{`"name":"`, `"name":"other`}, Refusal: `{"error":"SOME_CODE","code":1,"message":"TEXT"}`,
@@ -65,18 +65,18 @@ func TestShared(t *testing.T) { suite.Shared(t) }
 
 func TestCreateFaults(t *testing.T) {
 	all := hostedtest.Unavailable(map[string]servicetest.Fault{
-		"open":         hostedtest.Rewritten(box, `"rulesets":["proxy"]`, `"rulesets":["default"]`),
-		"no network":   hostedtest.Rewritten(box, `"network":`, `"other":`),
-		"more names":   hostedtest.Rewritten(box, `"api.a.test"`, `"api.a.test","b.test"`),
-		"short":        hostedtest.Rewritten(box, `"ttl":"1800s"`, `"ttl":"300s"`),
-		"small":        hostedtest.Rewritten(box, `"memory":2048`, `"memory":1024`),
+		"open":         hostedtest.Rewritten(anySandbox, `"rulesets":["proxy"]`, `"rulesets":["default"]`),
+		"no network":   hostedtest.Rewritten(anySandbox, `"network":`, `"other":`),
+		"more names":   hostedtest.Rewritten(anySandbox, `"api.a.test"`, `"api.a.test","b.test"`),
+		"short":        hostedtest.Rewritten(anySandbox, `"ttl":"1800s"`, `"ttl":"300s"`),
+		"small":        hostedtest.Rewritten(anySandbox, `"memory":2048`, `"memory":1024`),
 		"command 5xx":  {Method: http.MethodPost, Path: process, Status: 502},
 		"no exit code": {Method: http.MethodPost, Path: process, Rewrite: func([]byte) []byte { return []byte("{}") }},
 	})
 	for name, tt := range map[string]hostedtest.CreateFault{
-		"not encrypted":   {Fault: hostedtest.Rewritten(box, `"url":"http`, `"url":"ftp`), Want: sandbox.CodeInvalid},
-		"other words":     {Fault: hostedtest.Rewritten(box, `"ttl":"1800s"`, `"ttl":"30m"`)},
-		"failed":          {Fault: hostedtest.Rewritten(box, `"status":"DEPLOYED"`, `"status":"FAILED"`), Want: sandbox.CodeConflict},
+		"not encrypted":   {Fault: hostedtest.Rewritten(anySandbox, `"url":"http`, `"url":"ftp`), Want: sandbox.CodeInvalid},
+		"other words":     {Fault: hostedtest.Rewritten(anySandbox, `"ttl":"1800s"`, `"ttl":"30m"`)},
+		"failed":          {Fault: hostedtest.Rewritten(anySandbox, `"status":"DEPLOYED"`, `"status":"FAILED"`), Want: sandbox.CodeConflict},
 		"guest not taken": {Fault: servicetest.Fault{Method: http.MethodPut, Status: 400, Body: `{"error":"no"}`}, Want: sandbox.CodeInvalid},
 		// Only a 404 with this code is repeated.
 		"reached late": {Fault: servicetest.Fault{

@@ -35,8 +35,8 @@ type principal struct {
 // usablePrefix matches prefixes that are valid in a path.
 var usablePrefix = regexp.MustCompile(`^[A-Za-z0-9_~-][A-Za-z0-9._~-]*(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*$`)
 
-// words reads an error of the server.
-func words(_ int, body []byte) (code, message string, ok bool) {
+// parseError reads an error of the server.
+func parseError(_ int, body []byte) (code, message string, ok bool) {
 	var said struct {
 		Error struct{ Code, Message string }
 	}
@@ -71,7 +71,7 @@ func (a *api) account(ctx context.Context) (*principal, error) {
 	}
 	who.Prefix = cmp.Or(a.prefix, strings.Trim(who.Prefix, "/"))
 	if who.Prefix != "" && !usablePrefix.MatchString(who.Prefix) {
-		return nil, a.Strange("the server names no usable prefix of paths")
+		return nil, a.ProtocolError("the server names no usable prefix of paths")
 	}
 	a.know(who)
 	return who, nil
@@ -134,9 +134,9 @@ func (a *api) check(b box, want string, err error) error {
 	case err != nil:
 		return err
 	case !usableID.MatchString(b.ID):
-		return a.Strange("the server names no box")
+		return a.ProtocolError("the server names no box")
 	case b.ID != want && b.Name != want:
-		return a.Strange("the server answers for another box")
+		return a.ProtocolError("the server answers for another box")
 	}
 	return nil
 }
@@ -195,14 +195,14 @@ func (a *api) named(ctx context.Context, name string) (box, error) {
 const names = hosted.Names("-box-")
 
 // describe converts the server's description of a box.
-func (b box) describe() hosted.Box {
-	d := hosted.Box{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: b.Created}
+func (b box) describe() hosted.Sandbox {
+	d := hosted.Sandbox{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: b.Created}
 	d.Scope, d.Sandbox, _ = names.Parse(b.Name)
 	return d
 }
 
 // Get implements hosted.Service.
-func (a *api) Get(ctx context.Context, _ sandbox.ID, boxID string) (hosted.Box, error) {
+func (a *api) Get(ctx context.Context, _ sandbox.ID, boxID string) (hosted.Sandbox, error) {
 	b, err := a.get(ctx, boxID)
 	if missing(err) {
 		err = hosted.ErrNone
@@ -211,12 +211,12 @@ func (a *api) Get(ctx context.Context, _ sandbox.ID, boxID string) (hosted.Box, 
 }
 
 // Find implements hosted.Finder.
-func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box, error) {
+func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Sandbox, error) {
 	return a.Get(ctx, id, names.Of(scope, id))
 }
 
 // List implements hosted.Service.
-func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Box, err error) {
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Sandbox, err error) {
 	all, err := a.list(ctx, names.Of(scope, id))
 	for _, b := range all {
 		ours = append(ours, b.describe())
@@ -261,7 +261,7 @@ func (p *Provider) start(ctx context.Context, id sandbox.ID, boxID string) error
 
 // move brings a box into a status.
 func (p *Provider) move(ctx context.Context, id sandbox.ID, boxID, verb, want string, in any) error {
-	return p.Move(ctx, id, boxID, func(now hosted.Box) (bool, error) {
+	return p.Move(ctx, id, boxID, func(now hosted.Sandbox) (bool, error) {
 		if now.Status == want {
 			return true, nil
 		}
@@ -271,7 +271,7 @@ func (p *Provider) move(ctx context.Context, id sandbox.ID, boxID, verb, want st
 }
 
 // awake is the error for a stopped box.
-func awake(b hosted.Box) error {
+func awake(b hosted.Sandbox) error {
 	if b.Status == running {
 		return nil
 	}

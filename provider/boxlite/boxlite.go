@@ -45,7 +45,7 @@ type Options struct {
 	Tunnels bool `json:"tunnels"`
 }
 
-var opening = hosted.Opening{Name: Name, Version: "v1", Key: "BOXLITE_API_KEY", URL: "BOXLITE_REST_URL", Words: words}
+var opening = hosted.Opening{Name: Name, Version: "v1", Key: "BOXLITE_API_KEY", URL: "BOXLITE_REST_URL", ParseError: parseError}
 
 // FromEnvironment returns the options from the environment variables of the
 // official SDK, and two more sources of the key.
@@ -103,7 +103,7 @@ func New(opts Options) (*Provider, error) {
 	}
 	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
 	p.Expires, p.Marks, p.Reboots, p.Resting = true, true, true, []string{running, configured, stopped}
-	p.Enter = func(b hosted.Box) hosted.Inside { return &inside{p: p, id: b.ID, name: b.Sandbox} }
+	p.OpenInside = func(b hosted.Sandbox) hosted.Inside { return &inside{p: p, id: b.ID, name: b.Sandbox} }
 	p.Extend = func(in *hosted.Instance) hosted.Made { return &Instance{hosted.Savable{Instance: in}, p} }
 	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}, AtRest: true, Records: true})
 	for _, path := range slices.Sorted(maps.Keys(opts.Volumes)) {

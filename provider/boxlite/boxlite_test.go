@@ -48,8 +48,8 @@ var suite = hostedtest.Suite[*boxlite.Provider, *service.Server]{
 		return map[string]string{"BOXLITE_API_KEY": service.Key, "BOXLITE_REST_URL": url}
 	},
 	Secret: service.Key, Other: map[string]string{"BOXLITE_API_KEY": "blk_live_other"},
-	Bounded: func(s *sandbox.Spec) { s.Resources.Memory, s.Lifetime.Timeout = 256<<20, time.Hour },
-	Boxes:   boxesPath, Box: boxPath, Inside: boxPath + "/exec", Absent: boxPath, Looks: 1,
+	Bounded:   func(s *sandbox.Spec) { s.Resources.Memory, s.Lifetime.Timeout = 256<<20, time.Hour },
+	Sandboxes: boxesPath, Sandbox: boxPath, Inside: boxPath + "/exec", Absent: boxPath, Looks: 1,
 	NotFound: `{"error":{"code":"not_found","type":"NotFoundError","message":"box not found"}}`, Invalid: invalid, Changing: busy, Nothing: `{"boxes":[]}`,
 	Renamed: [2]string{`"box_id":"`, `"box_id":"0`}, Refusal: refusal,
 	Statuses: map[string]sandbox.State{

@@ -138,9 +138,9 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, ask func(contex
 		return nil, err
 	}
 	var b box
-	return p.Make(ctx, &hosted.Making{
+	return p.Make(ctx, &hosted.Creation{
 		Spec: spec, Life: spec.Lifetime.HardTimeout(), Network: c.Network.digest(),
-		Ask: func(ctx context.Context) (hosted.Box, error) {
+		Ask: func(ctx context.Context) (hosted.Sandbox, error) {
 			b, err = ask(ctx, &c)
 			return b.describe(), err
 		},
@@ -193,9 +193,9 @@ func (a *api) made(ctx context.Context, name string, b box, err error) (box, err
 func (p *Provider) confirm(b box, c *creation) error {
 	switch {
 	case c.CPUs > 0 && b.CPUs != c.CPUs, c.Memory > 0 && b.Memory != c.Memory:
-		return p.Strange("the server does not confirm the size of the box")
+		return p.ProtocolError("the server does not confirm the size of the box")
 	case b.AutoStop != c.AutoStop || b.AutoDelete != c.AutoDelete:
-		return p.Strange("the server does not confirm the lifetime of the box")
+		return p.ProtocolError("the server does not confirm the lifetime of the box")
 	}
 	return nil
 }
@@ -208,7 +208,7 @@ const interfaces = `while read -r name rest; do case $name in lo:*|Inter-*|face*
 func (p *Provider) isolated(ctx context.Context, in hosted.Inside) error {
 	out, err := in.Run(ctx, interfaces)
 	if err == nil && out != "" {
-		err = p.Strange("the server attached a network although none was requested")
+		err = p.ProtocolError("the server attached a network although none was requested")
 	}
 	return err
 }

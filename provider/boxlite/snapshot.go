@@ -35,13 +35,13 @@ func (*Instance) AtRest() {}
 
 // Still implements hosted.Stiller.
 func (k saver) Still(ctx context.Context, in *hosted.Instance, _ bool) error {
-	return k.p.move(ctx, in.ID(), in.Box, "stop", stopped, map[string]int{"timeout_seconds": stopSeconds})
+	return k.p.move(ctx, in.ID(), in.Sandbox, "stop", stopped, map[string]int{"timeout_seconds": stopSeconds})
 }
 
 // Save implements hosted.Saver.
 func (k saver) Save(ctx context.Context, in *hosted.Instance, id string, r *hosted.SavedRecord) (hosted.Saved, error) {
-	r.Network = k.p.Of(in.ID(), in.Box).Network
-	return k.clone(ctx, in.Box, id, r)
+	r.Network = k.p.Of(in.ID(), in.Sandbox).Network
+	return k.clone(ctx, in.Sandbox, id, r)
 }
 
 // clone clones a stopped box for a snapshot. The record names the clone.
@@ -52,7 +52,7 @@ func (k saver) clone(ctx context.Context, boxID, id string, r *hosted.SavedRecor
 	}
 	b, err := k.p.api.clone(ctx, boxID, snaps.Of(scope, sandbox.ID(id)))
 	if err == nil {
-		s.Data, r.Box, r.AutoStop = b.ID, b.ID, b.AutoStop
+		s.Data, r.ServiceID, r.AutoStop = b.ID, b.ID, b.AutoStop
 		s.Kind = driver.SnapshotFilesystem
 		s.Size, err = k.p.api.size(ctx, b.ID)
 	}
@@ -79,7 +79,7 @@ func (a *api) size(ctx context.Context, boxID string) (int64, error) {
 		err = a.call(ctx, http.MethodGet, where+"/"+sizeName, nil, &s) // the answer may have been lost
 	}
 	if err == nil && (s.Name != sizeName || s.Box != boxID || s.Size <= 0) {
-		err = a.Strange("the server answers for another snapshot")
+		err = a.ProtocolError("the server answers for another snapshot")
 	}
 	return s.Size, err
 }
@@ -106,7 +106,7 @@ func (k saver) Saved(ctx context.Context, _ string) (found []hosted.Saved, err e
 		_, id, _ := snaps.Parse(b.Name)
 		r := k.p.Record(string(id))
 		found = append(found, hosted.Saved{
-			Data: b.ID, ID: string(id), Kind: driver.SnapshotFilesystem, Status: "without a record", Ready: r.Box == b.ID, Size: r.Size, Created: b.Created,
+			Data: b.ID, ID: string(id), Kind: driver.SnapshotFilesystem, Status: "without a record", Ready: r.ServiceID == b.ID, Size: r.Size, Created: b.Created,
 		})
 	}
 	return found, err
@@ -140,7 +140,7 @@ func (k saver) Forget(ctx context.Context, data string) error {
 		return err
 	}
 	if _, err = k.Referred(ctx, data); err == nil {
-		err = k.p.Strange("the server lists the snapshot and says that it does not know it")
+		err = k.p.ProtocolError("the server lists the snapshot and says that it does not know it")
 	}
 	return err
 }

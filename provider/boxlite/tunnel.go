@@ -19,7 +19,7 @@ var _ driver.Dialer = (*Instance)(nil)
 // server. Where tunnels do not work, it uses the guest: for servers that listen
 // only on the loopback, and for boxes without a network.
 func (in *Instance) Dial(ctx context.Context, port uint16) (net.Conn, error) {
-	if in.p.opts.Tunnels && in.p.Of(in.ID(), in.Box).Network != in.p.network(nil).digest() {
+	if in.p.opts.Tunnels && in.p.Of(in.ID(), in.Sandbox).Network != in.p.network(nil).digest() {
 		if conn, err := in.tunnel(ctx, port); err == nil {
 			return conn, nil
 		}
@@ -41,12 +41,12 @@ func (in *Instance) tunnel(ctx context.Context, port uint16) (net.Conn, error) {
 	var said struct {
 		URI string `json:"uri"`
 	}
-	if err := in.p.api.call(ctx, http.MethodPost, fmt.Sprintf("/boxes/%s/network/tunnel?port=%d", in.Box, port), nil, &said); err != nil {
+	if err := in.p.api.call(ctx, http.MethodPost, fmt.Sprintf("/boxes/%s/network/tunnel?port=%d", in.Sandbox, port), nil, &said); err != nil {
 		return nil, err
 	}
 	u, err := url.Parse(said.URI)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Hostname() == "" {
-		return nil, in.p.Strange("the server names no address of the tunnel")
+		return nil, in.p.ProtocolError("the server names no address of the tunnel")
 	}
 	conn, err := dial(ctx, u)
 	if err != nil {

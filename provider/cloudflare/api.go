@@ -27,7 +27,7 @@ import (
 // api is a client of the bridge. It implements hosted.Service.
 type api struct {
 	*hosted.Login
-	boxes hosted.Boxes
+	sandboxes hosted.Records
 	// work and conns are those of the core.
 	work, conns *sync.WaitGroup
 
@@ -71,8 +71,8 @@ func (a *api) shut(one string) {
 	}
 }
 
-// words reads an error of the bridge.
-func words(_ int, body []byte) (code, message string, ok bool) {
+// parseError reads an error of the bridge.
+func parseError(_ int, body []byte) (code, message string, ok bool) {
 	var said struct{ Code, Error string }
 	return said.Code, said.Error, json.Unmarshal(body, &said) == nil && said.Code != ""
 }
@@ -116,8 +116,8 @@ func parseMark(text string) (m mark, ok bool) {
 	return mark{f[0], sandbox.ID(f[2]), f[1], time.Unix(made, 0)}, err == nil
 }
 
-func (m mark) box() hosted.Box {
-	return hosted.Box{ID: m.one, Sandbox: m.id, Status: running, State: sandbox.Running, Created: m.made, Scope: m.scope}
+func (m mark) sandbox() hosted.Sandbox {
+	return hosted.Sandbox{ID: m.one, Sandbox: m.id, Status: running, State: sandbox.Running, Created: m.made, Scope: m.scope}
 }
 
 // write makes a sandbox and writes its mark, unless it has one.
@@ -138,7 +138,7 @@ func (a *api) runs(ctx context.Context, id sandbox.ID) (bool, error) {
 	}
 	err := a.Call(ctx, http.MethodGet, path(id, "/running"), nil, &now)
 	if err == nil && now.Running == nil {
-		err = a.Strange("the bridge does not say whether the sandbox runs")
+		err = a.ProtocolError("the bridge does not say whether the sandbox runs")
 	}
 	return err == nil && *now.Running, err
 }
@@ -147,24 +147,24 @@ func (a *api) runs(ctx context.Context, id sandbox.ID) (bool, error) {
 // that it does not run, or if it has no mark: then the bridge has made a new one
 // for this request or an earlier one, which look removes, also when its caller
 // gives up.
-func (a *api) look(ctx context.Context, id sandbox.ID) (hosted.Box, error) {
+func (a *api) look(ctx context.Context, id sandbox.ID) (hosted.Sandbox, error) {
 	if err := ctx.Err(); err != nil {
-		return hosted.Box{}, err
+		return hosted.Sandbox{}, err
 	}
-	return records.Finish(ctx, a.work, func() (hosted.Box, error) {
+	return records.Finish(ctx, a.work, func() (hosted.Sandbox, error) {
 		late, cancel := outlive(ctx, new(atomic.Bool))
 		defer cancel()
 		return a.find(late, id)
 	})
 }
 
-func (a *api) find(ctx context.Context, id sandbox.ID) (b hosted.Box, err error) {
+func (a *api) find(ctx context.Context, id sandbox.ID) (b hosted.Sandbox, err error) {
 	if runs, err := a.runs(ctx, id); err != nil || !runs {
 		return b, cmp.Or(err, hosted.ErrNone)
 	}
-	if r, _ := a.boxes.Get(string(id)); r.Doomed && r.Box != "" { // a command could make it again
-		scope, err := a.boxes.ScopeOf(id)
-		return mark{scope, id, r.Box, r.Asked}.box(), err
+	if r, _ := a.sandboxes.Get(string(id)); r.Destroying && r.ServiceID != "" { // a command could make it again
+		scope, err := a.sandboxes.ScopeOf(id)
+		return mark{scope, id, r.ServiceID, r.Asked}.sandbox(), err
 	}
 	out, err := a.enter(ctx, id, "").Run(ctx, "if [ -f "+markFile+" ]; then head -c 512 "+markFile+"; else echo '"+none+"'; fi")
 	if sandbox.CodeOf(err) == sandbox.CodeUnavailable && a.ends(ctx, id) {
@@ -176,11 +176,11 @@ func (a *api) find(ctx context.Context, id sandbox.ID) (b hosted.Box, err error)
 	m, ok := parseMark(out)
 	switch {
 	case ok && m.id == id:
-		return m.box(), nil
+		return m.sandbox(), nil
 	case strings.TrimSpace(out) != none:
-		return b, a.Strange("the mark in the sandbox is invalid")
+		return b, a.ProtocolError("the mark in the sandbox is invalid")
 	}
-	if r, _ := a.boxes.Get(string(id)); r.Box != "" || time.Since(r.Asked) > time.Hour { // it is not being created
+	if r, _ := a.sandboxes.Get(string(id)); r.ServiceID != "" || time.Since(r.Asked) > time.Hour { // it is not being created
 		err = a.remove(ctx, id)
 	}
 	return b, cmp.Or(err, hosted.ErrNone)
@@ -205,19 +205,19 @@ func (a *api) ends(ctx context.Context, id sandbox.ID) bool {
 func (a *api) remove(ctx context.Context, id sandbox.ID) error { return a.Remove(ctx, path(id, "")) }
 
 // Get implements hosted.Service.
-func (a *api) Get(ctx context.Context, id sandbox.ID, _ string) (hosted.Box, error) {
+func (a *api) Get(ctx context.Context, id sandbox.ID, _ string) (hosted.Sandbox, error) {
 	return a.look(ctx, id)
 }
 
 // List implements hosted.Service. The bridge has no list: without an ID, the
 // records of the directory say which sandboxes there may be.
-func (a *api) List(ctx context.Context, _ string, id sandbox.ID) (found []hosted.Box, err error) {
+func (a *api) List(ctx context.Context, _ string, id sandbox.ID) (found []hosted.Sandbox, err error) {
 	ids := []string{string(id)}
 	if id == "" {
-		ids = a.boxes.IDs()
+		ids = a.sandboxes.IDs()
 	}
 	for _, one := range ids {
-		if r, ok := a.boxes.Get(one); id == "" && (!ok || r.Binding == "") {
+		if r, ok := a.sandboxes.Get(one); id == "" && (!ok || r.Binding == "") {
 			continue // only a lock
 		}
 		b, err := a.look(ctx, sandbox.ID(one))
@@ -233,12 +233,12 @@ func (a *api) List(ctx context.Context, _ string, id sandbox.ID) (found []hosted
 
 // End implements hosted.Service. Names are reused, so it does not end a newer
 // sandbox with the same name.
-func (a *api) End(ctx context.Context, id sandbox.ID, box string) error {
-	if r, _ := a.boxes.Get(string(id)); r.Box != "" && r.Box != box {
+func (a *api) End(ctx context.Context, id sandbox.ID, sb string) error {
+	if r, _ := a.sandboxes.Get(string(id)); r.ServiceID != "" && r.ServiceID != sb {
 		return hosted.ErrNone
 	}
-	if box != "" {
-		a.shut(box)
+	if sb != "" {
+		a.shut(sb)
 	}
 	return a.remove(ctx, id)
 }
@@ -482,7 +482,7 @@ func (e *events) read(stream *rest.Stream) (ev hosted.Event, err error) {
 			}
 			return hosted.Event{Stdout: string(out)}, nil
 		case "error":
-			_, message, _ := words(0, []byte(data))
+			_, message, _ := parseError(0, []byte(data))
 			return ev, e.in.Broken("the bridge did not run the command: " + e.in.api.Clip(message))
 		case "exit":
 			var exit struct {

@@ -28,7 +28,7 @@ const Name = "cloudflare"
 type Options struct{ hosted.Connection }
 
 var opening = hosted.Opening{
-	Name: Name, Version: "v1", Key: "CLOUDFLARE_SANDBOX_API_KEY", URL: "CLOUDFLARE_SANDBOX_WORKER_URL", Words: words,
+	Name: Name, Version: "v1", Key: "CLOUDFLARE_SANDBOX_API_KEY", URL: "CLOUDFLARE_SANDBOX_WORKER_URL", ParseError: parseError,
 }
 
 // FromEnvironment returns the options from the environment variables of OpenAI's
@@ -59,8 +59,8 @@ func New(opts Options) (*Provider, error) {
 	a := &api{Login: login, gates: map[string]*gate{}}
 	p := &Provider{api: a, Core: login.Core(a)}
 	p.Expires, p.Marks, p.Resting = true, true, []string{running}
-	a.boxes, a.work, a.conns = p.Boxes, &p.Work, &p.Conns
-	p.Enter = func(b hosted.Box) hosted.Inside { return a.enter(p.Open, b.Sandbox, b.ID) }
+	a.sandboxes, a.work, a.conns = p.Records, &p.Work, &p.Conns
+	p.OpenInside = func(b hosted.Sandbox) hosted.Inside { return a.enter(p.Open, b.Sandbox, b.ID) }
 	return p, p.Start(opts.Executable)
 }
 
@@ -106,29 +106,29 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 		return nil, err
 	}
 	m := newMark(scope, spec.ID)
-	return p.Make(ctx, &hosted.Making{
+	return p.Make(ctx, &hosted.Creation{
 		Spec: spec, Life: spec.Lifetime.HardTimeout(),
-		Ask: func(ctx context.Context) (hosted.Box, error) { return p.request(ctx, m) },
+		Ask: func(ctx context.Context) (hosted.Sandbox, error) { return p.request(ctx, m) },
 	})
 }
 
 // request makes a sandbox by writing its mark, which succeeds once. If the
 // answer is lost, the mark tells whether it was written. On an error the result
 // names what may have been made: a request for its name can always be removed.
-func (p *Provider) request(ctx context.Context, m mark) (hosted.Box, error) {
+func (p *Provider) request(ctx context.Context, m mark) (hosted.Sandbox, error) {
 	err := p.api.write(ctx, p.Open, m)
 	if hosted.Refused(err) {
-		return m.box(), err
+		return m.sandbox(), err
 	}
-	b, err := hosted.Search(ctx, &p.api.Client, err, func() (hosted.Box, error) {
+	b, err := hosted.Search(ctx, &p.api.Client, err, func() (hosted.Sandbox, error) {
 		b, err := p.api.look(ctx, m.id)
-		if err == nil && b.ID != m.box().ID {
-			err = p.Strange("the new sandbox has the mark of another one")
+		if err == nil && b.ID != m.sandbox().ID {
+			err = p.ProtocolError("the new sandbox has the mark of another one")
 		}
 		return b, err
 	})
 	if err != nil {
-		b = m.box()
+		b = m.sandbox()
 	}
 	return b, err
 }

@@ -111,7 +111,7 @@ func serve(t *testing.T) *world {
 	// moment.
 	w.World = &hostedtest.World[*cloudflare.Provider]{
 		Name: cloudflare.Name, New: func(dir string) (*cloudflare.Provider, error) { return cloudflare.New(w.options(dir)) },
-		Busy: func() int { return len(w.boxes(t)) },
+		Busy: func() int { return len(w.sandboxes(t)) },
 	}
 	return w
 }
@@ -145,8 +145,8 @@ func (w *world) run(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// boxes returns the names of the bridge's sandboxes.
-func (w *world) boxes(t *testing.T) []string {
+// sandboxes returns the names of the bridge's sandboxes.
+func (w *world) sandboxes(t *testing.T) []string {
 	t.Helper()
 	return strings.Fields(w.run(t, "ls", "-q"))
 }
@@ -177,9 +177,9 @@ func TestHandover(t *testing.T) {
 	other := strings.TrimSpace(w.run(t, "key", "create", "other"))
 	h := hostedtest.Handover{
 		Name: cloudflare.Name, Open: w.Opener, Count: func() int {
-			n := len(w.boxes(t))
+			n := len(w.sandboxes(t))
 			time.Sleep(time.Second)
-			return min(n, len(w.boxes(t))) // one may be made again for a moment
+			return min(n, len(w.sandboxes(t))) // one may be made again for a moment
 		},
 		Other: func(dir string) (driver.Provider, error) {
 			opts := w.options(dir)
@@ -205,7 +205,7 @@ func TestLost(t *testing.T) {
 			if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
 				t.Errorf("it says %q", got)
 			}
-			w.run(t, append([]string{"rm", "-f"}, w.boxes(t)...)...)
+			w.run(t, append([]string{"rm", "-f"}, w.sandboxes(t)...)...)
 			if _, err := in.Exec(t.Context(), &sandbox.Command{Args: []string{"true"}}); p.ErrorCode(err) != sandbox.CodeGone {
 				t.Errorf("Exec: %v, want gone", err)
 			}
@@ -265,7 +265,7 @@ func TestGivenUp(t *testing.T) {
 			used := make(chan error)
 			go func() { used <- tt.use(ctx, in) }()
 			<-h.came
-			w.run(t, append([]string{"rm", "-f"}, w.boxes(t)...)...)
+			w.run(t, append([]string{"rm", "-f"}, w.sandboxes(t)...)...)
 			cancel()
 			if what == "command" { // a search waits a moment for its request
 				if err := <-used; err == nil {
@@ -340,7 +340,7 @@ func TestCreateFaults(t *testing.T) {
 			if got := hostedtest.Says(t, in, "echo alive"); got != "alive\n" {
 				t.Errorf("it says %q", got)
 			}
-			if all := w.boxes(t); len(all) != 1 {
+			if all := w.sandboxes(t); len(all) != 1 {
 				t.Errorf("there are %v, want one", all)
 			}
 			if err := in.Destroy(t.Context()); err != nil {

@@ -15,8 +15,8 @@ import (
 // api is a client of the service. It implements hosted.Service.
 type api struct{ *hosted.Login }
 
-// words reads an error of the service.
-func words(status int, body []byte) (code, message string, ok bool) {
+// parseError reads an error of the service.
+func parseError(status int, body []byte) (code, message string, ok bool) {
 	var said struct {
 		Status  int    `json:"statusCode"`
 		Code    string `json:"error"`
@@ -51,8 +51,8 @@ type networkRules struct {
 	Domains  string `json:"domainAllowList,omitempty"`
 }
 
-// box is the service's description of a sandbox.
-type box struct {
+// apiSandbox is the service's description of a sandbox.
+type apiSandbox struct {
 	ID      string            `json:"id"`
 	Name    string            `json:"name"`
 	State   string            `json:"state"`
@@ -86,36 +86,36 @@ const names = hosted.Names("-")
 
 // describe converts the service's description of a sandbox. The record knows its
 // end exactly, so that is not taken from the service.
-func (b box) describe() hosted.Box {
-	return hosted.Marked(hosted.Box{ID: b.ID, Status: b.State, State: states.Of(b.State), Created: b.Created, Access: b.Toolbox}, b.Labels)
+func (b apiSandbox) describe() hosted.Sandbox {
+	return hosted.Marked(hosted.Sandbox{ID: b.ID, Status: b.State, State: states.Of(b.State), Created: b.Created, Access: b.Toolbox}, b.Labels)
 }
 
 // get returns a sandbox by its ID.
-func (a *api) get(ctx context.Context, id string) (b box, err error) {
+func (a *api) get(ctx context.Context, id string) (b apiSandbox, err error) {
 	err = a.Call(ctx, http.MethodGet, "/sandbox/"+url.PathEscape(id), nil, &b)
 	switch {
 	case missing(err):
 		err = hosted.ErrNone
 	case err == nil && b.ID != id:
-		err = a.Strange("the service answers for another sandbox")
+		err = a.ProtocolError("the service answers for another sandbox")
 	}
 	return b, err
 }
 
 // named returns a sandbox by its name.
-func (a *api) named(ctx context.Context, name string) (b box, err error) {
+func (a *api) named(ctx context.Context, name string) (b apiSandbox, err error) {
 	err = a.Call(ctx, http.MethodGet, "/sandbox/"+name, nil, &b)
 	switch {
 	case missing(err) || err == nil && states.Of(b.State) == sandbox.Gone:
 		err = hosted.ErrNone
 	case err == nil && (b.ID == "" || b.Name != name):
-		err = a.Strange("the service answers for another sandbox")
+		err = a.ProtocolError("the service answers for another sandbox")
 	}
 	return b, err
 }
 
 // Get implements hosted.Service.
-func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Box, error) {
+func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Sandbox, error) {
 	b, err := a.get(ctx, id)
 	d := b.describe()
 	if err == nil && d.State == sandbox.Gone {
@@ -126,26 +126,26 @@ func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Box, err
 
 // pages is one page of a list.
 type pages struct {
-	Items []box  `json:"items"`
-	Next  string `json:"nextCursor"`
+	Items []apiSandbox `json:"items"`
+	Next  string       `json:"nextCursor"`
 }
 
 func (a *api) page(ctx context.Context, q url.Values) (p pages, err error) {
 	err = a.Call(ctx, http.MethodGet, "/sandbox?"+q.Encode(), nil, &p)
 	if err == nil && p.Items == nil {
-		err = a.Strange("the service's list is invalid")
+		err = a.ProtocolError("the service's list is invalid")
 	}
 	return p, err
 }
 
 // List implements hosted.Service.
-func (a *api) List(ctx context.Context, scope string, id sandbox.ID) ([]hosted.Box, error) {
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) ([]hosted.Sandbox, error) {
 	labels, err := json.Marshal(hosted.Wanted(scope, id))
 	if err != nil {
 		return nil, err
 	}
 	q := url.Values{"labels": {string(labels)}, "limit": {"100"}}
-	return hosted.Chained(&a.Client, func(cursor string) (found []hosted.Box, next string, err error) {
+	return hosted.Chained(&a.Client, func(cursor string) (found []hosted.Sandbox, next string, err error) {
 		if cursor != "" {
 			q.Set("cursor", cursor)
 		}
@@ -159,22 +159,22 @@ func (a *api) List(ctx context.Context, scope string, id sandbox.ID) ([]hosted.B
 
 // End implements hosted.Service. It waits until the sandbox has ended, because
 // the service only begins that.
-func (a *api) End(ctx context.Context, id sandbox.ID, boxID string) error {
-	if err := a.Remove(ctx, "/sandbox/"+url.PathEscape(boxID)); missing(err) {
+func (a *api) End(ctx context.Context, id sandbox.ID, sandboxID string) error {
+	if err := a.Remove(ctx, "/sandbox/"+url.PathEscape(sandboxID)); missing(err) {
 		return hosted.ErrNone
 	} else if err != nil {
 		return err
 	}
 	return hosted.Poll(ctx, func() (bool, error) {
-		b, err := a.get(ctx, boxID)
+		b, err := a.get(ctx, sandboxID)
 		if err == hosted.ErrNone || err == nil && b.State == "destroyed" {
 			return true, nil
 		}
 		return false, err
-	}, func() error { return a.Strange("the service does not end the sandbox") })
+	}, func() error { return a.ProtocolError("the service does not end the sandbox") })
 }
 
 // Claim implements hosted.Claimer.
-func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]string) error {
+func (a *api) Claim(ctx context.Context, b hosted.Sandbox, metadata map[string]string) error {
 	return a.Call(ctx, http.MethodPut, "/sandbox/"+url.PathEscape(b.ID)+"/labels", map[string]any{"labels": metadata}, nil)
 }

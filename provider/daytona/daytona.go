@@ -37,7 +37,7 @@ type Options struct {
 }
 
 var opening = hosted.Opening{
-	Name: Name, Version: "v1", Key: "DAYTONA_API_KEY", URL: "DAYTONA_API_URL", Public: "https://app.daytona.io/api", Words: words,
+	Name: Name, Version: "v1", Key: "DAYTONA_API_KEY", URL: "DAYTONA_API_URL", Public: "https://app.daytona.io/api", ParseError: parseError,
 }
 
 // FromEnvironment returns the options from the environment variables of the
@@ -74,7 +74,7 @@ func New(opts Options) (*Provider, error) {
 		h.Set("X-Daytona-Source", "atoll")
 	}
 	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
-	p.Enter, p.Expires, p.Reboots, p.Resting = p.enter, true, true, []string{started, stopped, paused, archived}
+	p.OpenInside, p.Expires, p.Reboots, p.Resting = p.openInside, true, true, []string{started, stopped, paused, archived}
 	p.Extend = func(in *hosted.Instance) hosted.Made { return hosted.Savable{Instance: in} }
 	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}})
 	return p, p.Start(opts.Executable)
@@ -150,19 +150,19 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, snapshot string
 		c.TTL = int64((life + time.Minute - 1) / time.Minute)
 	}
 	c.network(spec.Network.Plain)
-	var b box
-	return p.Make(ctx, &hosted.Making{
+	var b apiSandbox
+	return p.Make(ctx, &hosted.Creation{
 		Spec: spec, Life: life, Begin: begin,
-		Ask: func(ctx context.Context) (hosted.Box, error) {
+		Ask: func(ctx context.Context) (hosted.Sandbox, error) {
 			b, err = p.request(ctx, spec.ID, &c)
 			return b.describe(), err
 		},
 		Confirm: func() error {
 			if b.BlockAll != c.BlockAll || b.Domains != c.Domains || b.Prefixes != c.Prefixes {
-				return p.Strange("the service does not confirm the network of the sandbox")
+				return p.ProtocolError("the service does not confirm the network of the sandbox")
 			}
 			if life > 0 && b.Ends.IsZero() {
-				return p.Strange("the service does not confirm the lifetime of the sandbox")
+				return p.ProtocolError("the service does not confirm the lifetime of the sandbox")
 			}
 			return nil
 		},
@@ -170,17 +170,17 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, snapshot string
 }
 
 // request requests a sandbox and waits until it runs.
-func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (b box, err error) {
+func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (b apiSandbox, err error) {
 	err = p.api.Call(ctx, http.MethodPost, "/sandbox", c, nil)
 	if hosted.Refused(err) {
 		return b, err
 	}
-	if b, err = hosted.Search(ctx, &p.api.Client, err, func() (box, error) { return p.api.named(ctx, c.Name) }); err != nil {
+	if b, err = hosted.Search(ctx, &p.api.Client, err, func() (apiSandbox, error) { return p.api.named(ctx, c.Name) }); err != nil {
 		return b, err
 	}
 	now, err := p.Settled(ctx, id, b.ID)
 	if err == nil && now.Status != started {
-		err = p.Strange("the new sandbox is " + now.Status)
+		err = p.ProtocolError("the new sandbox is " + now.Status)
 	}
 	if err == nil {
 		b, err = p.api.named(ctx, c.Name)

@@ -17,9 +17,9 @@ import (
 func TestMain(m *testing.M) { os.Exit(hostedtest.Main(m)) }
 
 const (
-	box     = "/api/sandbox/*"
-	session = "/toolbox/*/process/session"
-	refused = `{"statusCode":400,"error":"Bad Request","message":"no"}`
+	anySandbox = "/api/sandbox/*"
+	session    = "/toolbox/*/process/session"
+	refused    = `{"statusCode":400,"error":"Bad Request","message":"no"}`
 )
 
 var suite = hostedtest.Suite[*daytona.Provider, *service.Server]{
@@ -48,7 +48,7 @@ var suite = hostedtest.Suite[*daytona.Provider, *service.Server]{
 		hostedtest.Reach(s, sandbox.EgressTarget{Host: "api.a.test"})
 		s.Lifetime.Timeout = time.Hour
 	},
-	Boxes: "/api/sandbox", Box: box, Inside: session,
+	Sandboxes: "/api/sandbox", Sandbox: anySandbox, Inside: session,
 	NotFound: `{"statusCode":404,"error":"Not Found","message":"Sandbox not found"}`, Invalid: refused,
 	Changing: `{"statusCode":409,"error":"Conflict","message":"Sandbox is changing"}`, Nothing: `{"items":[],"nextCursor":null}`,
 	Renamed: [2]string{`"name":"`, `"name":"other-`}, Refusal: `{"statusCode":STATUS,"error":"x","message":"TEXT"}`, LooksFirst: true,
@@ -68,16 +68,16 @@ func TestShared(t *testing.T) { suite.Shared(t) }
 
 func TestCreateFaults(t *testing.T) {
 	all := hostedtest.Unavailable(map[string]servicetest.Fault{
-		"open":        hostedtest.Rewritten(box, `"domainAllowList":"api.a.test",`, ""),
-		"no end":      hostedtest.Rewritten(box, `autoDestroyAt`, "other"),
+		"open":        hostedtest.Rewritten(anySandbox, `"domainAllowList":"api.a.test",`, ""),
+		"no end":      hostedtest.Rewritten(anySandbox, `autoDestroyAt`, "other"),
 		"toolbox 5xx": {Method: http.MethodPost, Path: session, Status: 502},
 	})
 	for name, tt := range map[string]struct {
 		fault servicetest.Fault
 		want  sandbox.Code
 	}{
-		"foreign toolbox": {hostedtest.Rewritten(box, `"toolboxProxyUrl":"http://`, `"toolboxProxyUrl":"ftp://`), sandbox.CodeInvalid},
-		"failed":          {hostedtest.Rewritten(box, `"state":"started"`, `"state":"error"`), sandbox.CodeConflict},
+		"foreign toolbox": {hostedtest.Rewritten(anySandbox, `"toolboxProxyUrl":"http://`, `"toolboxProxyUrl":"ftp://`), sandbox.CodeInvalid},
+		"failed":          {hostedtest.Rewritten(anySandbox, `"state":"started"`, `"state":"error"`), sandbox.CodeConflict},
 		"guest not taken": {servicetest.Fault{Method: http.MethodPost, Path: "/toolbox/*/files/bulk-upload", Status: 400, Body: refused}, sandbox.CodeInvalid},
 	} {
 		all[name] = hostedtest.CreateFault{Fault: tt.fault, Want: tt.want, Posts: 1}

@@ -44,7 +44,7 @@ func (k saver) get(ctx context.Context, name string) (s saved, err error) {
 	case missing(err) || err == nil && s.State == "removing":
 		err = hosted.ErrNone
 	case err == nil && (s.Name != name || s.ID == ""):
-		err = k.p.Strange("the service answers for another snapshot")
+		err = k.p.ProtocolError("the service answers for another snapshot")
 	}
 	return s, err
 }
@@ -75,13 +75,13 @@ func (k saver) Save(ctx context.Context, in *hosted.Instance, id string, _ *host
 		return out, err
 	}
 	name := names.Of(scope, sandbox.ID(id))
-	err = k.p.api.Call(ctx, http.MethodPost, "/sandbox/"+url.PathEscape(in.Box)+"/snapshot", map[string]string{"name": name}, nil)
+	err = k.p.api.Call(ctx, http.MethodPost, "/sandbox/"+url.PathEscape(in.Sandbox)+"/snapshot", map[string]string{"name": name}, nil)
 	if err != nil && sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 		return out, err
 	}
 	out, err = k.p.Await(ctx, err, func() (hosted.Saved, error) { return k.Referred(ctx, name) })
 	if err == nil {
-		_, err = k.p.Settled(ctx, in.ID(), in.Box)
+		_, err = k.p.Settled(ctx, in.ID(), in.Sandbox)
 	}
 	return out, err
 }

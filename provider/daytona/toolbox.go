@@ -24,12 +24,12 @@ type inside struct {
 	hosted.Text
 	rest.Client // of the toolbox
 	p           *Provider
-	box         string // the service's ID
+	sandbox     string // the service's ID
 	wrong       error  // why the key is not sent there
 }
 
-func (p *Provider) enter(b hosted.Box) hosted.Inside {
-	in := &inside{Client: p.api.Client, p: p, box: b.ID}
+func (p *Provider) openInside(b hosted.Sandbox) hosted.Inside {
+	in := &inside{Client: p.api.Client, p: p, sandbox: b.ID}
 	in.Text = hosted.Text{Commander: in, ID: b.Sandbox, Open: p.Open, Exec: in.exec}
 	at, _ := b.Access.(string)
 	base, err := rest.ParseURL("daytona.toolbox", "toolbox URL", at)
@@ -57,11 +57,11 @@ func (in *inside) Upload(ctx context.Context, to string, guest *program.Program)
 // Wake implements hosted.Inside. It starts a sandbox that was stopped, paused or
 // archived. It never creates another one.
 func (in *inside) Wake(ctx context.Context) error {
-	return in.p.Move(ctx, in.ID, in.box, func(now hosted.Box) (bool, error) {
+	return in.p.Move(ctx, in.ID, in.sandbox, func(now hosted.Sandbox) (bool, error) {
 		if now.Status == started {
 			return true, nil
 		}
-		return false, in.p.api.Call(ctx, http.MethodPost, "/sandbox/"+url.PathEscape(in.box)+"/start", nil, nil)
+		return false, in.p.api.Call(ctx, http.MethodPost, "/sandbox/"+url.PathEscape(in.sandbox)+"/start", nil, nil)
 	})
 }
 

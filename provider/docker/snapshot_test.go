@@ -32,9 +32,9 @@ func images(t *testing.T) (ids []string) {
 	return ids
 }
 
-func says(t *testing.T, box *atoll.Sandbox, script string) string {
+func says(t *testing.T, sb *atoll.Sandbox, script string) string {
 	t.Helper()
-	res, err := box.Run(t.Context(), sandbox.Command{Shell: script}, atoll.RunOptions{})
+	res, err := sb.Run(t.Context(), sandbox.Command{Shell: script}, atoll.RunOptions{})
 	if err != nil || res.Exit.Code != 0 {
 		t.Fatalf("%s: %+v, %v", script, res, err)
 	}
@@ -47,7 +47,7 @@ func TestStopped(t *testing.T) {
 	t.Setenv("ATOLL_BIN", bin)
 	c := hostedtest.Daemon(t, docker.Name, true, opened)
 	before := images(t)
-	box, err := c.Create(t.Context(), sandbox.Spec{
+	sb, err := c.Create(t.Context(), sandbox.Spec{
 		Name: "kept", Env: map[string]string{"GREETING": "hello"}, Labels: map[string]string{"team": "red", "empty": ""},
 	}, atoll.CreateOptions{})
 	if err != nil {
@@ -56,23 +56,23 @@ func TestStopped(t *testing.T) {
 	want := ""
 	for range 3 {
 		want = strings.TrimSpace(want + "\nmore")
-		if got := says(t, box, "echo more >>/root/note; cat /root/note; test $GREETING = hello; id -u; pwd"); got != want+"\n0\n/" {
+		if got := says(t, sb, "echo more >>/root/note; cat /root/note; test $GREETING = hello; id -u; pwd"); got != want+"\n0\n/" {
 			t.Errorf("it says %q", got)
 		}
-		if _, err := box.Stop(t.Context(), 0); err != nil {
+		if _, err := sb.Stop(t.Context(), 0); err != nil {
 			t.Fatal(err)
 		}
-		if left := containers(t, string(box.ID())); len(left) != 0 {
+		if left := containers(t, string(sb.ID())); len(left) != 0 {
 			t.Fatalf("a stopped sandbox has a container: %+v", left)
 		}
-		if _, err := box.Start(t.Context()); err != nil {
+		if _, err := sb.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if box, err = c.Get(t.Context(), "kept"); err != nil || box.Info().Labels["team"] != "red" {
-		t.Errorf("%+v, %v", box.Info(), err)
+	if sb, err = c.Get(t.Context(), "kept"); err != nil || sb.Info().Labels["team"] != "red" {
+		t.Errorf("%+v, %v", sb.Info(), err)
 	}
-	if err := box.Destroy(t.Context()); err != nil {
+	if err := sb.Destroy(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if after := images(t); !slices.Equal(after, before) {

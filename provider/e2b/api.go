@@ -20,8 +20,8 @@ type api struct {
 	sandboxURL *url.URL // nil: sandboxes are reached by name
 }
 
-// box is the service's description of a sandbox.
-type box struct {
+// apiSandbox is the service's description of a sandbox.
+type apiSandbox struct {
 	ID       string            `json:"sandboxID"`
 	Token    string            `json:"envdAccessToken"`
 	Domain   string            `json:"domain"`
@@ -31,8 +31,8 @@ type box struct {
 	Metadata map[string]string `json:"metadata"`
 }
 
-// words reads an error of the service, which repeats the status.
-func words(status int, body []byte) (code, message string, ok bool) {
+// parseError reads an error of the service, which repeats the status.
+func parseError(status int, body []byte) (code, message string, ok bool) {
 	var said struct {
 		Code    int    `json:"code"`
 		Message string `json:"message"`
@@ -47,26 +47,26 @@ func missing(err error) bool { return sandbox.CodeOf(err) == sandbox.CodeNotFoun
 const statePaused = "paused"
 
 // describe converts the service's description of a sandbox.
-func (b box) describe() hosted.Box {
-	d := hosted.Box{ID: b.ID, Status: b.State, State: sandbox.Running, Created: b.Started, Ends: b.Ends, Access: access{b.Token, b.Domain}}
+func (b apiSandbox) describe() hosted.Sandbox {
+	d := hosted.Sandbox{ID: b.ID, Status: b.State, State: sandbox.Running, Created: b.Started, Ends: b.Ends, Access: access{b.Token, b.Domain}}
 	if b.State == statePaused {
 		d.State = sandbox.Paused
 	}
 	return hosted.Marked(d, b.Metadata)
 }
 
-// newBox is the request for a new sandbox.
-type newBox struct {
+// newSandbox is the request for a new sandbox.
+type newSandbox struct {
 	Template string            `json:"templateID"`
 	Timeout  int64             `json:"timeout"` // seconds
 	Metadata map[string]string `json:"metadata"`
 	Internet bool              `json:"allow_internet_access"`
-	Network  *boxNetwork       `json:"network,omitempty"`
+	Network  *sandboxNetwork   `json:"network,omitempty"`
 }
 
-// boxNetwork lists what a sandbox may reach. Allow rules take precedence over
+// sandboxNetwork lists what a sandbox may reach. Allow rules take precedence over
 // deny rules.
-type boxNetwork struct {
+type sandboxNetwork struct {
 	AllowOut []string `json:"allowOut"`
 	DenyOut  []string `json:"denyOut"`
 }
@@ -74,15 +74,15 @@ type boxNetwork struct {
 // usableID matches IDs that are valid in a path.
 var usableID = regexp.MustCompile(`^[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}$`)
 
-func (a *api) create(ctx context.Context, req *newBox) (b box, err error) {
+func (a *api) create(ctx context.Context, req *newSandbox) (b apiSandbox, err error) {
 	err = a.Call(ctx, http.MethodPost, "/v2/sandboxes", req, &b)
 	if err == nil && !usableID.MatchString(b.ID) {
-		b, err = box{}, a.Strange("the service's response contains no sandbox id")
+		b, err = apiSandbox{}, a.ProtocolError("the service's response contains no sandbox id")
 	}
 	return b, err
 }
 
-func (a *api) get(ctx context.Context, id string) (b box, err error) {
+func (a *api) get(ctx context.Context, id string) (b apiSandbox, err error) {
 	if err = a.Call(ctx, http.MethodGet, "/sandboxes/"+id, nil, &b); missing(err) {
 		err = hosted.ErrNone
 	}
@@ -115,27 +115,27 @@ func all[T any](ctx context.Context, a *api, path string, q url.Values) ([]T, er
 }
 
 // Get implements hosted.Service.
-func (a *api) Get(ctx context.Context, _ sandbox.ID, boxID string) (hosted.Box, error) {
-	b, err := a.get(ctx, boxID)
+func (a *api) Get(ctx context.Context, _ sandbox.ID, sandboxID string) (hosted.Sandbox, error) {
+	b, err := a.get(ctx, sandboxID)
 	return b.describe(), err
 }
 
 // List implements hosted.Service.
-func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (found []hosted.Box, err error) {
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (found []hosted.Sandbox, err error) {
 	inner := url.Values{}
 	for k, v := range hosted.Wanted(scope, id) {
 		inner.Set(url.QueryEscape(k), url.QueryEscape(v)) // the service unescapes twice
 	}
-	boxes, err := all[box](ctx, a, "/v2/sandboxes", url.Values{"state": {"running,paused"}, "metadata": {inner.Encode()}})
-	for _, b := range boxes {
+	sandboxes, err := all[apiSandbox](ctx, a, "/v2/sandboxes", url.Values{"state": {"running,paused"}, "metadata": {inner.Encode()}})
+	for _, b := range sandboxes {
 		found = append(found, b.describe())
 	}
 	return found, err
 }
 
 // End implements hosted.Service.
-func (a *api) End(ctx context.Context, _ sandbox.ID, boxID string) error {
-	if err := a.Remove(ctx, "/sandboxes/"+boxID); !missing(err) {
+func (a *api) End(ctx context.Context, _ sandbox.ID, sandboxID string) error {
+	if err := a.Remove(ctx, "/sandboxes/"+sandboxID); !missing(err) {
 		return err
 	}
 	return hosted.ErrNone

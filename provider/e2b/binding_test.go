@@ -15,13 +15,13 @@ import (
 type accounts map[string][]map[string]any
 
 func (a accounts) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	boxes, ok := a[r.Header.Get("X-API-Key")]
+	sandboxes, ok := a[r.Header.Get("X-API-Key")]
 	if !ok {
 		refuse(w, http.StatusUnauthorized, "no such key")
 		return
 	}
 	if r.URL.Path == "/v2/sandboxes" && r.Method == http.MethodGet {
-		_ = json.NewEncoder(w).Encode(boxes)
+		_ = json.NewEncoder(w).Encode(sandboxes)
 		return
 	}
 	refuse(w, http.StatusNotFound, "no such sandbox")

@@ -32,12 +32,12 @@ func (*Provider) EgressAbility() enforce.Ability {
 
 // egress converts egress rules to the service's format. It denies everything
 // else in both ways that the service has.
-func egress(rules *sandbox.EgressRules) (internet bool, n *boxNetwork) {
+func egress(rules *sandbox.EgressRules) (internet bool, n *sandboxNetwork) {
 	if rules != nil && rules.Open {
 		return true, nil
 	}
 	if allow := hosted.Destinations(rules); len(allow) > 0 {
-		n = &boxNetwork{AllowOut: allow, DenyOut: []string{"0.0.0.0/0"}}
+		n = &sandboxNetwork{AllowOut: allow, DenyOut: []string{"0.0.0.0/0"}}
 	}
 	return false, n
 }
@@ -56,17 +56,17 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, template string
 	if life <= 0 {
 		life = p.opts.Lifetime
 	}
-	req := newBox{Template: template, Timeout: hosted.Seconds(life), Metadata: hosted.Metadata(scope, spec)}
+	req := newSandbox{Template: template, Timeout: hosted.Seconds(life), Metadata: hosted.Metadata(scope, spec)}
 	req.Internet, req.Network = egress(spec.Network.Plain)
-	return p.Make(ctx, &hosted.Making{
+	return p.Make(ctx, &hosted.Creation{
 		Spec: spec, Life: time.Duration(req.Timeout) * time.Second, Again: true, Begin: begin,
-		Ask: func(ctx context.Context) (hosted.Box, error) {
+		Ask: func(ctx context.Context) (hosted.Sandbox, error) {
 			b, err := p.api.create(ctx, &req)
 			if err == nil || hosted.Refused(err) {
 				b.Ends = time.Now().Add(time.Duration(req.Timeout) * time.Second)
 				return b.describe(), err
 			}
-			return hosted.Search(ctx, &p.api.Client, err, func() (hosted.Box, error) {
+			return hosted.Search(ctx, &p.api.Client, err, func() (hosted.Sandbox, error) {
 				found, err := p.Find(ctx, spec.ID)
 				if err != nil {
 					return found, err
@@ -99,14 +99,14 @@ func (in *Instance) SetDeadline(ctx context.Context, at time.Time) error {
 		life = time.Until(at)
 	}
 	ends := time.Now().Add(time.Duration(hosted.Seconds(life)) * time.Second)
-	switch err := in.p.api.post(ctx, in.Box, "timeout", timeout(life)); {
+	switch err := in.p.api.post(ctx, in.Sandbox, "timeout", timeout(life)); {
 	case missing(err):
 		return in.Explain(ctx, err)
 	case err != nil:
 		return err
 	}
 	in.SetEnds(ends)
-	return in.p.Change(ctx, in.ID(), in.Box, func(r *hosted.Record) { r.Ends = ends })
+	return in.p.Change(ctx, in.ID(), in.Sandbox, func(r *hosted.Record) { r.Ends = ends })
 }
 
 // Usage implements driver.Meter. The service reports the load of the

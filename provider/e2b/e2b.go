@@ -45,7 +45,7 @@ type Options struct {
 
 const publicDomain = "e2b.app"
 
-var opening = hosted.Opening{Name: Name, Version: "v2", Key: "E2B_API_KEY", URL: "E2B_API_URL", Public: "https://api." + publicDomain, Words: words}
+var opening = hosted.Opening{Name: Name, Version: "v2", Key: "E2B_API_KEY", URL: "E2B_API_URL", Public: "https://api." + publicDomain, ParseError: parseError}
 
 // FromEnvironment returns the options from the environment variables of E2B's
 // own clients, and from the key's file or command.
@@ -94,7 +94,7 @@ func New(opts Options) (*Provider, error) {
 	}
 	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
 	p.Partial, p.Hint = true, "use its original E2B_API_KEY and E2B_API_URL or E2B_DOMAIN"
-	p.Enter = p.enter
+	p.OpenInside = p.openInside
 	p.Extend = func(in *hosted.Instance) hosted.Made {
 		inside, _ := in.Inside.(*inside)
 		return &Instance{hosted.Savable{Instance: in}, p, inside}
@@ -114,6 +114,6 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		}},
 		Tested: "tested against Atoll's own E2B API, not against the hosted service",
 	}, func(ctx context.Context) error {
-		return p.api.Call(ctx, http.MethodGet, "/v2/sandboxes?limit=1", nil, &[]box{})
+		return p.api.Call(ctx, http.MethodGet, "/v2/sandboxes?limit=1", nil, &[]apiSandbox{})
 	})
 }

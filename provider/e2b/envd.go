@@ -40,7 +40,7 @@ type inside struct {
 	access
 }
 
-func (p *Provider) enter(b hosted.Box) hosted.Inside {
+func (p *Provider) openInside(b hosted.Sandbox) hosted.Inside {
 	in := &inside{Client: p.api.Client, p: p, id: b.ID, name: b.Sandbox}
 	in.access, _ = b.Access.(access)
 	in.domain = cmp.Or(in.domain, p.api.domain)

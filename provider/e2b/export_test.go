@@ -9,7 +9,7 @@ import (
 )
 
 // Remember adds a record, as if the provider had made the sandbox.
-func Remember(ctx context.Context, p *Provider, id sandbox.ID, boxID string) error {
+func Remember(ctx context.Context, p *Provider, id sandbox.ID, sandboxID string) error {
 	l, err := p.Lock(ctx, string(id))
 	if err != nil {
 		return err
@@ -19,5 +19,5 @@ func Remember(ctx context.Context, p *Provider, id sandbox.ID, boxID string) err
 	if err != nil {
 		return err
 	}
-	return l.Write(hosted.Record{Box: boxID, Ends: time.Now().Add(time.Hour), Binding: binding})
+	return l.Write(hosted.Record{ServiceID: sandboxID, Ends: time.Now().Add(time.Hour), Binding: binding})
 }

@@ -102,9 +102,9 @@ const pauseWait = 5 * time.Minute
 func (k saver) Still(ctx context.Context, in *hosted.Instance, memory bool) error {
 	ctx, cancel := context.WithTimeout(ctx, pauseWait)
 	defer cancel()
-	err := k.p.api.post(ctx, in.Box, "pause", map[string]bool{"memory": memory})
+	err := k.p.api.post(ctx, in.Sandbox, "pause", map[string]bool{"memory": memory})
 	if sandbox.CodeOf(err) == sandbox.CodeConflict {
-		if b, asked := k.p.api.get(ctx, in.Box); asked == nil && b.State == statePaused {
+		if b, asked := k.p.api.get(ctx, in.Sandbox); asked == nil && b.State == statePaused {
 			err = nil
 		}
 	}
@@ -132,9 +132,9 @@ func (k saver) Save(ctx context.Context, in *hosted.Instance, id string, r *host
 	ctx, cancel := context.WithTimeout(ctx, pauseWait)
 	defer cancel()
 	var made shot
-	err = k.p.api.Call(ctx, http.MethodPost, "/sandboxes/"+in.Box+"/snapshots", map[string]any{"name": name, "memory": memory}, &made)
+	err = k.p.api.Call(ctx, http.MethodPost, "/sandboxes/"+in.Sandbox+"/snapshots", map[string]any{"name": name, "memory": memory}, &made)
 	if err == nil && made.ID == "" {
-		err = k.p.Strange("the service's response contains no snapshot id")
+		err = k.p.ProtocolError("the service's response contains no snapshot id")
 	}
 	made.Names = []string{name} // the service may change it
 	return made.describe(scope), err

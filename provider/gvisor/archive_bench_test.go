@@ -48,8 +48,8 @@ func sourceTree(t testing.TB, files int) []byte {
 func TestImportManyFiles(t *testing.T) {
 	files := shorter(100_000, 20_000)
 	archive := sourceTree(t, files)
-	box := create(t, newProvider(t, nil), sandbox.Spec{ID: "many", Image: "host", Resources: sandbox.Resources{Memory: 512 << 20, Disk: 4 << 30}})
-	archiver, _ := driver.As[driver.Archiver](box)
+	sb := create(t, newProvider(t, nil), sandbox.Spec{ID: "many", Image: "host", Resources: sandbox.Resources{Memory: 512 << 20, Disk: 4 << 30}})
+	archiver, _ := driver.As[driver.Archiver](sb)
 	if err := archiver.Import(t.Context(), "/many", bytes.NewReader(archive), driver.ImportOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -70,15 +70,15 @@ func TestImportManyFiles(t *testing.T) {
 	if members != files+files/50+1 {
 		t.Errorf("%d members, %d bytes", members, bytes)
 	}
-	if rss := guestMemory(t, box); rss > 128<<20 {
+	if rss := guestMemory(t, sb); rss > 128<<20 {
 		t.Errorf("the guest took up to %d bytes", rss)
 	}
 }
 
 // guestMemory returns the memory of process 1 inside.
-func guestMemory(t *testing.T, box driver.Instance) int64 {
+func guestMemory(t *testing.T, sb driver.Instance) int64 {
 	t.Helper()
-	out := sh(t, box, "grep VmRSS /proc/1/status")
+	out := sh(t, sb, "grep VmRSS /proc/1/status")
 	var kib int64
 	if _, err := fmt.Sscanf(out.stdout, "VmRSS: %d kB", &kib); err != nil {
 		t.Fatalf("%q: %v", out.stdout, err)
@@ -86,9 +86,9 @@ func guestMemory(t *testing.T, box driver.Instance) int64 {
 	return kib << 10
 }
 
-func inside(b *testing.B, box driver.Instance, script string) {
+func inside(b *testing.B, sb driver.Instance, script string) {
 	b.Helper()
-	if out := sh(b, box, script); out.exit.Code != 0 {
+	if out := sh(b, sb, script); out.exit.Code != 0 {
 		b.Fatalf("%s: %+v", script, out)
 	}
 }
@@ -97,9 +97,9 @@ func inside(b *testing.B, box driver.Instance, script string) {
 // sandbox, and by GNU tar on the machine.
 func BenchmarkHydrate(b *testing.B) {
 	archive := sourceTree(b, 10_000)
-	box := create(b, newProvider(b, nil), sandbox.Spec{ID: "hydrate", Image: "host", Resources: sandbox.Resources{Memory: 2 << 30, Disk: 8 << 30}})
-	archiver, _ := driver.As[driver.Archiver](box)
-	files, _ := driver.As[driver.FileSystem](box)
+	sb := create(b, newProvider(b, nil), sandbox.Spec{ID: "hydrate", Image: "host", Resources: sandbox.Resources{Memory: 2 << 30, Disk: 8 << 30}})
+	archiver, _ := driver.As[driver.Archiver](sb)
+	files, _ := driver.As[driver.FileSystem](sb)
 	clean := func() { _ = files.Remove(b.Context(), "/h", true) } // it does not exist the first time
 	b.Run("import", func(b *testing.B) {
 		b.SetBytes(int64(len(archive)))
@@ -121,7 +121,7 @@ func BenchmarkHydrate(b *testing.B) {
 			b.StopTimer()
 			clean()
 			b.StartTimer()
-			inside(b, box, "mkdir /h && tar -x -C /h -f /a.tar")
+			inside(b, sb, "mkdir /h && tar -x -C /h -f /a.tar")
 		}
 	})
 	b.Run("tar-outside", func(b *testing.B) {
@@ -148,7 +148,7 @@ func BenchmarkHydrate(b *testing.B) {
 	b.Run("tar-export-inside", func(b *testing.B) {
 		b.SetBytes(int64(len(archive)))
 		for b.Loop() {
-			inside(b, box, "tar -c -C / h | cat >/dev/null")
+			inside(b, sb, "tar -c -C / h | cat >/dev/null")
 		}
 	})
 }

@@ -251,15 +251,15 @@ func BenchmarkCreateParallel(b *testing.B) {
 	var made laps
 	for b.Loop() {
 		began := time.Now()
-		boxes, errs := make([]driver.Instance, n), make([]error, n)
+		sandboxes, errs := make([]driver.Instance, n), make([]error, n)
 		var wg sync.WaitGroup
 		for i := range n {
-			wg.Go(func() { boxes[i], errs[i] = firstOutput(b.Context(), p, numbered(i, image)) })
+			wg.Go(func() { sandboxes[i], errs[i] = firstOutput(b.Context(), p, numbered(i, image)) })
 		}
 		wg.Wait()
 		made.add(began)
 		b.StopTimer()
-		for _, in := range boxes {
+		for _, in := range sandboxes {
 			if in != nil {
 				errs = append(errs, in.Destroy(b.Context()))
 			}

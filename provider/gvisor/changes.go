@@ -10,7 +10,7 @@ import (
 )
 
 // withChanges calls f with the changes of a paused sandbox.
-func withChanges(conn *urpc.Client, b box, f func(layer.Source) error) error {
+func withChanges(conn *urpc.Client, b stateDir, f func(layer.Source) error) error {
 	tree, err := memfile("tree", nil)
 	if err != nil {
 		return err

@@ -85,17 +85,17 @@ type maker struct {
 	img  *image.Image
 	res  sandbox.Resources
 
-	from  *snapshot.Saved // the snapshot to restore; nil: none
-	why   string          // why its memory cannot be restored
-	box   box
-	rec   *record
-	args  *launchArgs
-	files []*os.File // of args
-	procs *launched
-	conn  *guest.Pipes // to the guest, until the client owns it
-	door  *os.File     // through which a restored guest is woken
-	in    *Instance
-	link  *Link // nil: no network
+	from     *snapshot.Saved // the snapshot to restore; nil: none
+	why      string          // why its memory cannot be restored
+	stateDir stateDir
+	rec      *record
+	args     *launchArgs
+	files    []*os.File // of args
+	procs    *launched
+	conn     *guest.Pipes // to the guest, until the client owns it
+	door     *os.File     // through which a restored guest is woken
+	in       *Instance
+	link     *Link // nil: no network
 
 	kernel   string // its executable
 	platform string // of its kernel; empty: the one that the provider has chosen
@@ -134,7 +134,7 @@ func (m *maker) start(ctx context.Context) error {
 	if err := m.boot(ctx, link); err != nil {
 		return m.explain(err)
 	}
-	m.in = newInstance(m.p, m.box, m.rec)
+	m.in = newInstance(m.p, m.stateDir, m.rec)
 	m.in.watchChildren(m.procs)
 	conn := m.conn
 	m.conn = nil
@@ -166,7 +166,7 @@ func (m *maker) finish(ctx context.Context) (*Instance, error) {
 		return nil, err
 	}
 	m.rec.Ready = true
-	if err := m.box.save(m.rec); err != nil {
+	if err := m.stateDir.save(m.rec); err != nil {
 		return nil, err
 	}
 	if err := m.p.opts.Fault("create.ready"); err != nil {
@@ -211,8 +211,8 @@ func (m *maker) Undo() {
 	if m.procs != nil {
 		m.procs.kill()
 	}
-	if m.box.dir != "" {
-		_ = m.box.remove(m.rec)
+	if m.stateDir.dir != "" {
+		_ = m.stateDir.remove(m.rec)
 	}
 }
 
@@ -236,13 +236,13 @@ func (m *maker) prepare() error {
 	if cg != nil {
 		m.rec.Version, m.rec.Cgroup = cg.Version, cg.Dirs
 	}
-	b, upper, err := createBox(m.p.boxes, m.rec)
+	b, upper, err := createStateDir(m.p.sandboxes, m.rec)
 	if errors.Is(err, fs.ErrExist) {
 		return &providerError{sandbox.CodeAlreadyExists, fmt.Sprintf("sandbox %s already exists", m.spec.ID), nil}
 	} else if err != nil {
 		return fmt.Errorf("making the state directory: %w", err)
 	}
-	m.box = b
+	m.stateDir = b
 	m.files = append(m.files, upper)
 	if err := m.p.opts.Fault("create.box"); err != nil {
 		return err
@@ -261,11 +261,11 @@ func (m *maker) prepare() error {
 // state directories on the machine share one parent, and sandboxes in two state
 // directories may have the same name.
 func (p *Provider) groupName(id sandbox.ID) string {
-	boxes, err := filepath.Abs(p.boxes)
+	sandboxes, err := filepath.Abs(p.sandboxes)
 	if err != nil {
-		boxes = p.boxes
+		sandboxes = p.sandboxes
 	}
-	where := sha256.Sum256([]byte(boxes))
+	where := sha256.Sum256([]byte(sandboxes))
 	return string(id) + "-" + hex.EncodeToString(where[:4])
 }
 
@@ -313,7 +313,7 @@ func (m *maker) launch(ctx context.Context) error {
 	if m.procs.gofer != nil {
 		m.rec.Gofer = m.procs.gofer.ref()
 	}
-	if err := m.box.save(m.rec); err != nil {
+	if err := m.stateDir.save(m.rec); err != nil {
 		return err
 	}
 	return m.p.opts.Fault("create.launched")
@@ -338,9 +338,9 @@ func (m *maker) boot(ctx context.Context, link func() (*Link, error)) (err error
 // startKernel starts the guest, or restores the memory of a snapshot.
 func (m *maker) startKernel(ctx context.Context) error {
 	if !m.restoresMemory() {
-		return startKernel(ctx, m.box.dir, m.rec.Inside, m.res, m.link)
+		return startKernel(ctx, m.stateDir.dir, m.rec.Inside, m.res, m.link)
 	}
-	if err := restoreKernel(ctx, m.box.dir, m.link, m.from); err != nil {
+	if err := restoreKernel(ctx, m.stateDir.dir, m.link, m.from); err != nil {
 		return &memoryError{err}
 	}
 	if err := m.p.opts.Fault("restore.kernel"); err != nil {
@@ -348,7 +348,7 @@ func (m *maker) startKernel(ctx context.Context) error {
 	}
 	var g errgroup.Group
 	// On a new connection, because another kernel answers now.
-	g.Go(func() error { return boundRestored(ctx, m.box.dir, m.rec.group(), m.res) })
+	g.Go(func() error { return boundRestored(ctx, m.stateDir.dir, m.rec.group(), m.res) })
 	g.Go(func() error { return guest.Waken(ctx, m.door, m.conn) })
 	if err := g.Wait(); err != nil {
 		return &memoryError{err}
@@ -358,7 +358,7 @@ func (m *maker) startKernel(ctx context.Context) error {
 
 // explain adds the kernel's last message to an error.
 func (m *maker) explain(err error) error {
-	if said := m.box.lastWords(); said != "" {
+	if said := m.stateDir.lastWords(); said != "" {
 		return fmt.Errorf("%w (%s)", err, said)
 	}
 	return err
@@ -381,7 +381,7 @@ func (m *maker) launchArgs() (_ *launchArgs, err error) {
 	m.rec.Mounts = bun.targets
 	m.decideMemory()
 	a := &launchArgs{
-		id: string(m.spec.ID), dir: m.box.dir, kernel: m.kernel, spec: bun.spec, mounts: bun.mounts, binds: bun.binds,
+		id: string(m.spec.ID), dir: m.stateDir.dir, kernel: m.kernel, spec: bun.spec, mounts: bun.mounts, binds: bun.binds,
 		cpus: cpuCount(m.res.CPUs), cpuQuota: int64(m.res.CPUs * 100_000), total: total, memory: memory,
 		cgroup: m.rec.cgroup(), attached: m.p.opts.Attached, identity: len(mounts) > 0,
 		upper: m.files[0], reaper: &m.p.reaper, platform: m.platform,
@@ -400,9 +400,9 @@ func (m *maker) launchArgs() (_ *launchArgs, err error) {
 	m.files = append(m.files, a.layers...)
 	f, err2 := m.keepGuest()
 	open(&a.program, f, err2)
-	f, err2 = listenControl(m.box.dir)
+	f, err2 = listenControl(m.stateDir.dir)
 	open(&a.control, f, err2)
-	f, err2 = os.OpenFile(m.box.path(filePanic), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	f, err2 = os.OpenFile(m.stateDir.path(filePanic), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	open(&a.panicLog, f, err2)
 	if m.p.opts.DebugDir != "" {
 		f, err2 = os.OpenFile(filepath.Join(m.p.opts.DebugDir, a.id+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)

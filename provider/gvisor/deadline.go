@@ -35,7 +35,7 @@ func (in *Instance) SetDeadline(ctx context.Context, at time.Time) error {
 		if r.Attached || at.IsZero() {
 			return nil
 		}
-		if clock, err = in.p.startDeadline(r.Kernel, at, in.box); err == nil {
+		if clock, err = in.p.startDeadline(r.Kernel, at, in.stateDir); err == nil {
 			r.Deadline = clock.ref()
 		}
 		return err
@@ -59,11 +59,11 @@ func (in *Instance) boundLifetime(d time.Duration) error {
 	}
 	at := in.rec.Created.Add(d).Round(0)
 	in.rec.Expires = at
-	if err := in.box.save(in.rec); err != nil {
+	if err := in.stateDir.save(in.rec); err != nil {
 		return err
 	}
 	if !in.rec.Attached {
-		clock, err := in.p.startDeadline(in.rec.Kernel, at, in.box)
+		clock, err := in.p.startDeadline(in.rec.Kernel, at, in.stateDir)
 		if err != nil {
 			return errors.Join(errors.New("bounding the lifetime"), err)
 		}
@@ -93,7 +93,7 @@ func (in *Instance) expireAt(at time.Time) {
 
 // expire ends the sandbox unless its deadline was moved.
 func (in *Instance) expire(armed time.Time) {
-	if r, err := in.box.load(); err == nil && !r.Expires.Equal(armed) {
+	if r, err := in.stateDir.load(); err == nil && !r.Expires.Equal(armed) {
 		in.expireAt(r.Expires)
 		return
 	}
@@ -102,7 +102,7 @@ func (in *Instance) expire(armed time.Time) {
 
 // startDeadline starts a process that outlives this one and kills the kernel at
 // the deadline. It exits when the kernel does.
-func (p *Provider) startDeadline(kernel processRef, at time.Time, b box) (*child, error) {
+func (p *Provider) startDeadline(kernel processRef, at time.Time, b stateDir) (*child, error) {
 	dir, err := filepath.Abs(b.dir) // the process has another working directory
 	if err != nil {
 		return nil, err
@@ -131,7 +131,7 @@ func runDeadline(args []string) int {
 		return 0
 	}
 	for !endedBefore(fd, at) {
-		r, err := (box{args[3]}).load()
+		r, err := (stateDir{args[3]}).load()
 		switch {
 		case errors.Is(err, fs.ErrNotExist): // another process is removing it
 			return 0

@@ -23,7 +23,7 @@ func (in *Instance) Diff(ctx context.Context, w io.Writer) error {
 			rest = awake
 		}
 		return in.hold(ctx, rest, false, func(conn *urpc.Client) error {
-			return withChanges(conn, in.box, func(s layer.Source) error { return s.Export(giveUp{ctx, w}) })
+			return withChanges(conn, in.stateDir, func(s layer.Source) error { return s.Export(giveUp{ctx, w}) })
 		})
 	})))
 }

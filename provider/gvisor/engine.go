@@ -77,11 +77,11 @@ func (m *maker) keepGuest() (*os.File, error) {
 		return nil, err
 	}
 	defer image.Close()
-	if err := linkOrCopy(image, m.box.path(fileGuest)); err != nil {
+	if err := linkOrCopy(image, m.stateDir.path(fileGuest)); err != nil {
 		return nil, err
 	}
 	m.rec.Guest = digest
-	return os.Open(m.box.path(fileGuest))
+	return os.Open(m.stateDir.path(fileGuest))
 }
 
 // linkOrCopy links a file to another name, or copies it if that is on another

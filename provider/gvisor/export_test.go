@@ -78,9 +78,9 @@ func (in *Instance) Held() int64 { return in.rec.cgroup().Held() }
 // LimitState describes the memory of the sandbox's group, for messages.
 func (in *Instance) LimitState() string {
 	g := in.rec.cgroup()
-	words, _ := os.ReadFile(in.box.path(filePanic))
+	words, _ := os.ReadFile(in.stateDir.path(filePanic))
 	return fmt.Sprintf("%d of %d bytes, at its limit: %v, full: %v, kills: %d of which %d are ours; stubs: %+v; its kernel said %q",
-		g.Held(), g.MemoryLimit(), g.AtLimit(), in.memory.full.Load(), in.memory.killed(), in.box.starved(), in.memory.stubs(), words)
+		g.Held(), g.MemoryLimit(), g.AtLimit(), in.memory.full.Load(), in.memory.killed(), in.stateDir.starved(), in.memory.stubs(), words)
 }
 
 // UsedUp reports whether the reserve above the limit was used up, since the last
@@ -131,7 +131,7 @@ func (in *Instance) Kernel() int { return in.rec.Kernel.PID }
 
 // Status returns what the kernel says about itself.
 func (in *Instance) Status(ctx context.Context) (kernel.Status, error) {
-	return askStatus(ctx, in.box.dir)
+	return askStatus(ctx, in.stateDir.dir)
 }
 
 // UseGuest makes an executable the guest of new sandboxes, as if this were

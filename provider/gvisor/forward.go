@@ -65,7 +65,7 @@ func (in *Instance) begin(ctx context.Context, cancel context.CancelCauseFunc, f
 	if err := in.reach(ctx); err != nil {
 		return in.explain(err)
 	}
-	defer in.doubt(ctx, cancel, true)()
+	defer in.cancelWhenSilent(ctx, cancel, true)()
 	return in.explain(answer(ctx, f(ctx, in.client)))
 }
 

@@ -50,7 +50,7 @@ func (in *Instance) Pause(ctx context.Context) error {
 		if err := in.p.opts.Fault("pause.held"); err != nil {
 			return errors.Join(err, in.settleRest(ctx))
 		}
-		return in.box.setRest(paused)
+		return in.stateDir.setRest(paused)
 	}))
 }
 
@@ -58,10 +58,10 @@ func (in *Instance) Pause(ctx context.Context) error {
 // and then wakes the sandbox.
 func (in *Instance) stand(ctx context.Context) error {
 	// Nothing must be recorded about a kernel that accepts no calls.
-	if _, err := askStatus(ctx, in.box.dir); err != nil {
+	if _, err := askStatus(ctx, in.stateDir.dir); err != nil {
 		return withCause(ctx, err)
 	}
-	if err := in.box.setRest(pausing); err != nil {
+	if err := in.stateDir.setRest(pausing); err != nil {
 		return err
 	}
 	late, cancel := finishing(ctx)
@@ -102,13 +102,13 @@ func (in *Instance) Resume(ctx context.Context) error {
 			return in.settleRest(ctx)
 		}
 		// If this process is killed here, the recorded pause may not be in effect.
-		if err := in.box.setRest(pausing); err != nil {
+		if err := in.stateDir.setRest(pausing); err != nil {
 			return err
 		}
 		if err := in.changeRest(ctx, boot.ContMgrResume); err != nil {
 			return err
 		}
-		return in.box.setRest(awake)
+		return in.stateDir.setRest(awake)
 	}))
 }
 
@@ -126,14 +126,14 @@ func (in *Instance) settleRest(ctx context.Context) error {
 			return err
 		}
 	}
-	return in.box.setRest(awake)
+	return in.stateDir.setRest(awake)
 }
 
 // kernelStatus asks the kernel whether it is paused. It waits for the end of a
 // save that another process did not await.
 func (in *Instance) kernelStatus(ctx context.Context) (kernel.Status, error) {
 	for {
-		status, err := askStatus(ctx, in.box.dir)
+		status, err := askStatus(ctx, in.stateDir.dir)
 		switch {
 		case err != nil:
 			return 0, err
@@ -154,7 +154,7 @@ func (in *Instance) kernelStatus(ctx context.Context) (kernel.Status, error) {
 }
 
 // rest returns the recorded rest state of the sandbox.
-func (b box) rest() (string, error) {
+func (b stateDir) rest() (string, error) {
 	state, err := os.ReadFile(b.path(fileRest))
 	if errors.Is(err, fs.ErrNotExist) {
 		return awake, nil
@@ -162,7 +162,7 @@ func (b box) rest() (string, error) {
 	return string(state), err
 }
 
-func (b box) setRest(rest string) error {
+func (b stateDir) setRest(rest string) error {
 	if rest == awake {
 		return os.Remove(b.path(fileRest))
 	}
@@ -188,7 +188,7 @@ func (in *Instance) locked(ctx context.Context, f func(ctx context.Context, rest
 	default:
 	}
 	return in.watched(ctx, func(ctx context.Context) error {
-		lock, err := in.box.lock(ctx)
+		lock, err := in.stateDir.lock(ctx)
 		if err != nil {
 			return err
 		}
@@ -197,7 +197,7 @@ func (in *Instance) locked(ctx context.Context, f func(ctx context.Context, rest
 			in.lock = nil
 			lock.Close()
 		}()
-		rest, err := in.box.rest()
+		rest, err := in.stateDir.rest()
 		if err != nil {
 			return err
 		}
@@ -207,7 +207,7 @@ func (in *Instance) locked(ctx context.Context, f func(ctx context.Context, rest
 
 // lock takes the lock on the rest state of a sandbox. Closing the file releases
 // it, unless the kernel still has the file.
-func (b box) lock(ctx context.Context) (*os.File, error) {
+func (b stateDir) lock(ctx context.Context) (*os.File, error) {
 	f, err := os.OpenFile(b.path(fileLock), os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
@@ -238,7 +238,7 @@ type heldArgs struct{ urpc.FilePayload }
 
 // changeRest pauses or resumes the kernel. The caller holds the lock.
 func (in *Instance) changeRest(ctx context.Context, method string) error {
-	return callKernel(ctx, in.box.dir, method, &heldArgs{urpc.FilePayload{Files: []*os.File{in.lock}}}, nil)
+	return callKernel(ctx, in.stateDir.dir, method, &heldArgs{urpc.FilePayload{Files: []*os.File{in.lock}}}, nil)
 }
 
 // askStatus asks a kernel for its status.

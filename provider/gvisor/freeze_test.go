@@ -89,7 +89,7 @@ func (m *Metrics) Export(_ *control.MetricsExportOpts, out *control.MetricsExpor
 // serveKernel serves a fake kernel to an instance in the given rest state.
 func serveKernel(t *testing.T, rest string, k *fakeKernel) *Instance {
 	t.Helper()
-	b := box{t.TempDir()}
+	b := stateDir{t.TempDir()}
 	l, err := listenControl(b.dir)
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func serveKernel(t *testing.T, rest string, k *fakeKernel) *Instance {
 
 func wantRest(t *testing.T, in *Instance, want string) {
 	t.Helper()
-	if rest, err := in.box.rest(); err != nil || rest != want {
+	if rest, err := in.stateDir.rest(); err != nil || rest != want {
 		t.Errorf("the recorded state is %q, %v, want %q", rest, err, want)
 	}
 }
@@ -195,12 +195,12 @@ func TestKernelHoldsTheLock(t *testing.T) {
 	}
 	expired, cancel2 := context.WithCancel(t.Context())
 	cancel2()
-	if lock, err := in.box.lock(expired); err == nil {
+	if lock, err := in.stateDir.lock(expired); err == nil {
 		lock.Close()
 		t.Error("the lock is free, although the kernel has not yet paused")
 	}
 	close(release)
-	lock, err := in.box.lock(t.Context())
+	lock, err := in.stateDir.lock(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +225,7 @@ func TestHelperIsKilled(t *testing.T) {
 		waits: func() error { <-killed; return nil },
 	}
 	in := serveKernel(t, awake, k)
-	err := runInside(ctx, in.box.dir, nil, &control.ExecArgs{ContainerID: "box"}, nil)
+	err := runInside(ctx, in.stateDir.dir, nil, &control.ExecArgs{ContainerID: "box"}, nil)
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("runInside: %v", err)
 	}
@@ -259,7 +259,7 @@ func TestFinishing(t *testing.T) {
 // call is not deaf.
 func TestDeafKernel(t *testing.T) {
 	t.Parallel()
-	b := box{t.TempDir()}
+	b := stateDir{t.TempDir()}
 	l, err := listenControl(b.dir)
 	if err != nil {
 		t.Fatal(err)
@@ -298,7 +298,7 @@ func TestBusyKernelIsNotDeaf(t *testing.T) {
 	}}
 	in := serveKernel(t, awake, k)
 	done := make(chan error, 1)
-	go func() { done <- callKernel(t.Context(), in.box.dir, boot.ContMgrPause, nil, nil) }()
+	go func() { done <- callKernel(t.Context(), in.stateDir.dir, boot.ContMgrPause, nil, nil) }()
 	<-begun
 	if in.deaf(t.Context()) {
 		t.Error("a kernel that performs a call accepts no others")

@@ -43,7 +43,7 @@ func (in *Instance) frozen() error {
 
 // stuck reports whether the sandbox is known not to answer.
 func (in *Instance) stuck() bool {
-	return in.memory.full.Load() || in.rec.stopped() != "" && !in.box.held()
+	return in.memory.full.Load() || in.rec.stopped() != "" && !in.stateDir.held()
 }
 
 // stopped names the process of the sandbox that is stopped by a signal. Without
@@ -92,11 +92,11 @@ func (in *Instance) awaitUnlessStopped(ctx context.Context, wait func(context.Co
 }
 
 // probeStopped reports sandboxes that are stopped by a signal.
-func probeStopped(boxes string) []driver.Finding {
-	entries, _ := os.ReadDir(boxes) // unreadable directories are not reported
+func probeStopped(sandboxes string) []driver.Finding {
+	entries, _ := os.ReadDir(sandboxes) // unreadable directories are not reported
 	var names []string
 	for _, e := range entries {
-		b := box{filepath.Join(boxes, e.Name())}
+		b := stateDir{filepath.Join(sandboxes, e.Name())}
 		if r, err := b.load(); err == nil {
 			if what := r.stopped(); what != "" && !b.held() {
 				names = append(names, e.Name()+" (its "+strings.TrimSuffix(what, ",")+")")
@@ -112,15 +112,15 @@ func probeStopped(boxes string) []driver.Finding {
 	}}
 }
 
-// doubt cancels a context when the kernel does not answer, until stop is
+// cancelWhenSilent cancels a context when the kernel does not answer, until stop is
 // called. With ask it also checks the guest, unless the sandbox is paused, else
 // that the kernel accepts calls.
-func (in *Instance) doubt(ctx context.Context, cancel context.CancelCauseFunc, ask bool) (stop func() bool) {
+func (in *Instance) cancelWhenSilent(ctx context.Context, cancel context.CancelCauseFunc, ask bool) (stop func() bool) {
 	var t *time.Timer
 	armed := make(chan struct{})
 	t = time.AfterFunc(doubtAfter, func() {
 		<-armed
-		rest, err := in.box.rest()
+		rest, err := in.stateDir.rest()
 		switch {
 		case ctx.Err() != nil:
 		case in.stuck(), ask && err == nil && rest == awake && in.silent(ctx):
@@ -146,7 +146,7 @@ func (in *Instance) silent(ctx context.Context) bool {
 	}
 	ask, cancel := context.WithTimeout(ctx, proofTime)
 	defer cancel()
-	_ = withKernel(ask, in.box.dir, func(conn *urpc.Client) error { return contGuest(conn, in.rec.Inside) })
+	_ = withKernel(ask, in.stateDir.dir, func(conn *urpc.Client) error { return contGuest(conn, in.rec.Inside) })
 	client.Ping(ask)
 	return ask.Err() != nil && ctx.Err() == nil
 }
@@ -157,7 +157,7 @@ func (in *Instance) silent(ctx context.Context) bool {
 func (in *Instance) deaf(ctx context.Context) bool {
 	ask, cancel := context.WithTimeout(ctx, proofTime)
 	defer cancel()
-	conn, err := dialControl(ask, in.box.dir)
+	conn, err := dialControl(ask, in.stateDir.dir)
 	if err == nil {
 		defer conn.Close()
 		_, err = fmt.Fprintf(conn.Socket, `{"method":%q,"arg":{"OnlyMetrics":"^%s$"}}`, boot.MetricsExport, kernel.StatusMetric)
@@ -204,6 +204,6 @@ func (in *Instance) watched(ctx context.Context, f func(context.Context) error) 
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer in.doubt(ctx, cancel, false)()
+	defer in.cancelWhenSilent(ctx, cancel, false)()
 	return answer(ctx, f(ctx))
 }

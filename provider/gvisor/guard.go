@@ -18,12 +18,12 @@ func (w prewarmer) Guard() (ended <-chan struct{}, stop func(), err error) {
 	if w.p.opts.Attached {
 		return nil, func() {}, nil
 	}
-	boxes, err := filepath.Abs(w.p.boxes) // the process has another working directory
+	sandboxes, err := filepath.Abs(w.p.sandboxes) // the process has another working directory
 	if err != nil {
 		return nil, nil, err
 	}
 	maker := self()
-	args := []string{argvGuard, strconv.Itoa(maker.PID), strconv.FormatUint(maker.Start, 10), boxes}
+	args := []string{argvGuard, strconv.Itoa(maker.PID), strconv.FormatUint(maker.Start, 10), sandboxes}
 	guard, err := w.p.reaper.start(w.p.opts.Kernel, args, nil, nil, &syscall.SysProcAttr{Setsid: true}, place{})
 	if err != nil {
 		return nil, nil, err

@@ -24,9 +24,9 @@ import (
 // which has its own connection to the guest.
 type Instance struct {
 	guestkit.Calls
-	p   *Provider
-	box box
-	rec *record
+	p        *Provider
+	stateDir stateDir
+	rec      *record
 
 	// The guest's client or, without one, the reason: the sandbox did not answer,
 	// or was paused when it was attached. Otherwise it had ended. mu guards these
@@ -51,12 +51,12 @@ type Instance struct {
 	lifetime *time.Timer
 }
 
-func newInstance(p *Provider, b box, r *record) *Instance {
+func newInstance(p *Provider, b stateDir, r *record) *Instance {
 	in := &Instance{
-		p: p, box: b, rec: r, ended: make(chan struct{}), released: make(chan struct{}),
+		p: p, stateDir: b, rec: r, ended: make(chan struct{}), released: make(chan struct{}),
 		waking: make(chan struct{}, 1), resting: make(chan struct{}, 1),
 	}
-	in.memory = &memoryGuard{rec: r, box: b, end: in.end, ended: in.ended, released: in.released}
+	in.memory = &memoryGuard{rec: r, stateDir: b, end: in.end, ended: in.ended, released: in.released}
 	in.Use = in.use
 	return in
 }
@@ -90,7 +90,7 @@ const reattachTime = 30 * time.Second
 
 // reattach connects to a sandbox that another process started.
 func (in *Instance) reattach(ctx context.Context) error {
-	if in.box.dead() {
+	if in.stateDir.dead() {
 		close(in.ended)
 		return nil
 	}
@@ -231,7 +231,7 @@ func (in *Instance) wake(ctx context.Context) error {
 		return nil // another call has connected
 	}
 	for {
-		if rest, err := in.box.rest(); err != nil {
+		if rest, err := in.stateDir.rest(); err != nil {
 			return err
 		} else if rest != paused {
 			if asleep, err := in.connect(ctx); err != nil || !asleep {
@@ -330,10 +330,10 @@ func (in *Instance) exit() sandbox.Exit {
 	in.mu.Lock()
 	why := in.reason
 	in.mu.Unlock()
-	if why == "" && in.box.doomed() {
+	if why == "" && in.stateDir.destroying() {
 		why = sandbox.ReasonKilled
 	}
-	exit := in.current().outcome(in.box, why)
+	exit := in.current().outcome(in.stateDir, why)
 	if why == "" && in.kernelState != nil && exit.Reason == sandbox.ReasonCrashed {
 		return withStatus(exit, in.kernelState())
 	}
@@ -359,7 +359,7 @@ func withStatus(exit sandbox.Exit, st *os.ProcessState) sandbox.Exit {
 // doom records for other processes that the sandbox is being destroyed.
 func (in *Instance) doom() {
 	_ = in.update(func(r *record) error {
-		r.Doomed = true
+		r.Destroying = true
 		return nil
 	})
 }
@@ -367,7 +367,7 @@ func (in *Instance) doom() {
 // update changes the record of the sandbox. A missing record means that the
 // sandbox was destroyed.
 func (in *Instance) update(change func(*record) error) error {
-	err := in.box.update(change)
+	err := in.stateDir.update(change)
 	if errors.Is(err, fs.ErrNotExist) {
 		return goneError(in.rec.ID)
 	}
@@ -377,7 +377,7 @@ func (in *Instance) update(change func(*record) error) error {
 // current returns the current record. Fields that never change can be read from
 // in.rec instead.
 func (in *Instance) current() *record {
-	if r, err := in.box.load(); err == nil {
+	if r, err := in.stateDir.load(); err == nil {
 		return r
 	}
 	return in.rec
@@ -405,11 +405,11 @@ func (in *Instance) gone() bool {
 	if in.destroyed.Load() {
 		return true
 	}
-	now, err := os.Stat(in.box.path(fileRecord))
+	now, err := os.Stat(in.stateDir.path(fileRecord))
 	if seen := in.seen.Load(); err == nil && seen != nil && sameFile(*seen, now) {
 		return false
 	}
-	if in.box.doomed() {
+	if in.stateDir.destroying() {
 		return true
 	}
 	if err == nil {
@@ -446,10 +446,10 @@ func (in *Instance) remove() error {
 	if err := in.p.opts.Fault("destroy.killed"); err != nil {
 		return err
 	}
-	if !in.box.awaitDeath(killTime) {
+	if !in.stateDir.awaitDeath(killTime) {
 		return errors.New("the sandbox's kernel does not end")
 	}
-	if err := in.box.remove(in.current()); err != nil {
+	if err := in.stateDir.remove(in.current()); err != nil {
 		return err
 	}
 	in.p.mu.Lock()
@@ -479,7 +479,7 @@ func (in *Instance) release() {
 
 // outcome returns how a sandbox ended. why is our own reason, if we ended it;
 // otherwise outcome looks at the evidence in the state directory.
-func (r *record) outcome(b box, why sandbox.Reason) sandbox.Exit {
+func (r *record) outcome(b stateDir, why sandbox.Reason) sandbox.Exit {
 	killed := sandbox.Exit{Code: 128 + int(unix.SIGKILL), Signal: int(unix.SIGKILL)}
 	said := b.lastWords()
 	rest, _ := b.rest()
@@ -506,7 +506,7 @@ func (r *record) outcome(b box, why sandbox.Reason) sandbox.Exit {
 
 // lastWords returns the first line of the kernel's or the file server's crash
 // message.
-func (b box) lastWords() string {
+func (b stateDir) lastWords() string {
 	f, err := os.Open(b.path(filePanic))
 	if err != nil {
 		return ""

@@ -41,7 +41,7 @@ const (
 func (m *memoryGuard) watchLimit() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.box.held() {
+	if m.stateDir.held() {
 		if f, err := m.lockHeld(); err == nil {
 			f.Close()
 		}
@@ -57,7 +57,7 @@ func (m *memoryGuard) watchLimit() {
 	if limit <= 0 || !g.Has(cgroup.Memory) || isClosed(m.released) || isClosed(m.ended) {
 		return
 	}
-	lock, err := m.box.lockStarved()
+	lock, err := m.stateDir.lockStarved()
 	if err != nil {
 		return
 	}
@@ -124,7 +124,7 @@ func (m *memoryGuard) serveEvents(g *cgroup.Group, events *cgroup.Events) bool {
 	for m.starves(g) {
 		m.starving()
 		if g.Version == 1 {
-			m.box.addStarved()
+			m.stateDir.addStarved()
 		}
 		done := m.relieve(g)
 		m.starving()
@@ -218,7 +218,7 @@ func (m *memoryGuard) relieve(g *cgroup.Group) bool {
 			return m.settle(g, limit)
 		}
 		ended, busy := false, false
-		if rest, _ := m.box.rest(); rest == awake { // while tasks are paused, it frees nothing
+		if rest, _ := m.stateDir.rest(); rest == awake { // while tasks are paused, it frees nothing
 			ended, busy = m.makeRoom(killed)
 		}
 		if m.freed(g, limit, extra) && m.settle(g, limit) {
@@ -289,13 +289,13 @@ func (m *memoryGuard) short() bool { return time.Since(time.Unix(0, m.starved.Lo
 
 // endStarved ends a sandbox whose memory cannot be freed.
 func (m *memoryGuard) endStarved() {
-	m.box.addStarved()
+	m.stateDir.addStarved()
 	m.end(sandbox.ReasonMemory)
 }
 
 // limit returns the memory limit of the sandbox in bytes, zero if there is none.
 func (m *memoryGuard) limit() int64 {
-	r, err := m.box.load()
+	r, err := m.stateDir.load()
 	if err != nil {
 		r = m.rec
 	}
@@ -305,7 +305,7 @@ func (m *memoryGuard) limit() int64 {
 // The file fileStarved grows whenever the sandbox reaches its limit, or a program
 // is ended for that. The process that ends programs holds its lock.
 
-func (b box) lockStarved() (*os.File, error) {
+func (b stateDir) lockStarved() (*os.File, error) {
 	f, err := os.OpenFile(b.path(fileStarved), os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
@@ -317,7 +317,7 @@ func (b box) lockStarved() (*os.File, error) {
 	return f, nil
 }
 
-func (b box) addStarved() {
+func (b stateDir) addStarved() {
 	f, err := os.OpenFile(b.path(fileStarved), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return // the host's counter still tells most
@@ -326,7 +326,7 @@ func (b box) addStarved() {
 	f.Close()
 }
 
-func (b box) starved() int {
+func (b stateDir) starved() int {
 	var st unix.Stat_t
 	if unix.Stat(b.path(fileStarved), &st) != nil {
 		return 0

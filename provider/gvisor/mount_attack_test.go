@@ -99,7 +99,7 @@ func TestAttackReadOnlyBelowWritable(t *testing.T) {
 					}
 				}
 				before := map[string]string{"lib": hostTree(t, dir+"/lib"), "deep/lib": hostTree(t, dir+"/deep/lib")}
-				box := create(t, p, sandbox.Spec{
+				sb := create(t, p, sandbox.Spec{
 					ID: sandbox.ID("ro-" + strings.NewReplacer(" ", "-", "/", "-").Replace(name+"-"+target)), Image: "host",
 					Mounts: []sandbox.Mount{
 						{Source: dir, Target: "/workspace"},
@@ -109,7 +109,7 @@ func TestAttackReadOnlyBelowWritable(t *testing.T) {
 						{Source: dir + "/deep/lib", Target: "/workspace/deep/lib", ReadOnly: true},
 					},
 				})
-				sh(t, box, "T="+target+"\nexport T\n"+strings.ReplaceAll(script, "$T", target))
+				sh(t, sb, "T="+target+"\nexport T\n"+strings.ReplaceAll(script, "$T", target))
 				for sub, want := range before {
 					if _, err := os.Stat(filepath.Join(dir, sub)); err != nil {
 						t.Errorf("%s is gone: %v", sub, err)
@@ -117,8 +117,8 @@ func TestAttackReadOnlyBelowWritable(t *testing.T) {
 						t.Errorf("%s was changed to\n%s\nfrom\n%s", sub, got, want)
 					}
 				}
-				stillWorks(t, box)
-				if out := sh(t, box, "echo fine >/workspace/own && cat /workspace/own"); out.stdout != "fine\n" {
+				stillWorks(t, sb)
+				if out := sh(t, sb, "echo fine >/workspace/own && cat /workspace/own"); out.stdout != "fine\n" {
 					t.Errorf("the writable part cannot be written: %+v", out)
 				}
 			})
@@ -151,7 +151,7 @@ func TestAttackWritableBelowReadOnly(t *testing.T) {
 				return strings.Join(kept, "\n")
 			}
 			before := look()
-			box := create(t, p, sandbox.Spec{
+			sb := create(t, p, sandbox.Spec{
 				ID: sandbox.ID("rw-" + strings.ReplaceAll(name, " ", "-")), Image: "host",
 				Mounts: []sandbox.Mount{
 					{Source: dir, Target: "/workspace", ReadOnly: true},
@@ -160,13 +160,13 @@ func TestAttackWritableBelowReadOnly(t *testing.T) {
 				},
 			})
 			for _, target := range []string{"lib", "deep/lib", "out/../lib"} {
-				sh(t, box, strings.ReplaceAll(script, "$T", target))
+				sh(t, sb, strings.ReplaceAll(script, "$T", target))
 			}
-			sh(t, box, `cd /workspace/out; ln -s ../lib way; echo evil >way/code; ln ../lib/code hard && echo evil >hard; mv ../lib .; mv /workspace/out /workspace/gone; mv /workspace/deep/out/../lib /workspace/out/`)
+			sh(t, sb, `cd /workspace/out; ln -s ../lib way; echo evil >way/code; ln ../lib/code hard && echo evil >hard; mv ../lib .; mv /workspace/out /workspace/gone; mv /workspace/deep/out/../lib /workspace/out/`)
 			if got := look(); got != before {
 				t.Errorf("it was changed to\n%s\nfrom\n%s", got, before)
 			}
-			if out := sh(t, box, "echo fine >/workspace/deep/out/own && cat /workspace/deep/out/own"); out.stdout != "fine\n" {
+			if out := sh(t, sb, "echo fine >/workspace/deep/out/own && cat /workspace/deep/out/own"); out.stdout != "fine\n" {
 				t.Errorf("the writable part cannot be written: %+v", out)
 			}
 		})

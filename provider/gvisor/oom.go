@@ -40,10 +40,10 @@ type stub struct {
 
 // memoryGuard ends programs of a sandbox that has run out of memory.
 type memoryGuard struct {
-	rec   *record
-	box   box
-	end   func(sandbox.Reason) // ends the sandbox
-	ended <-chan struct{}      // closed when it has ended
+	rec      *record
+	stateDir stateDir
+	end      func(sandbox.Reason) // ends the sandbox
+	ended    <-chan struct{}      // closed when it has ended
 
 	released <-chan struct{} // closed when this process releases it
 
@@ -253,5 +253,5 @@ func (m *memoryGuard) programs(killed map[int]bool) []stub {
 
 // killed counts the programs that were killed for lack of memory.
 func (m *memoryGuard) killed() int {
-	return m.rec.cgroup().MemoryKills() + m.box.starved()
+	return m.rec.cgroup().MemoryKills() + m.stateDir.starved()
 }

@@ -41,7 +41,7 @@ func (m *memoryGuard) endStopped(pid int, threads []int) (ended bool) {
 	if len(threads) == 0 || !slices.Equal(all[:len(all)-1], threads) || slices.ContainsFunc(all, traced) {
 		return false
 	}
-	m.box.addStarved() // before anybody notices its end
+	m.stateDir.addStarved() // before anybody notices its end
 	for _, p := range all {
 		_ = unix.Kill(p, unix.SIGKILL)
 	}
@@ -97,7 +97,7 @@ const stopTime = time.Second
 // lockHeld takes the lock of fileHeld. It continues a kernel that was stopped by
 // a process that was killed.
 func (m *memoryGuard) lockHeld() (*os.File, error) {
-	f, err := os.OpenFile(m.box.path(fileHeld), os.O_RDWR|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(m.stateDir.path(fileHeld), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -105,7 +105,7 @@ func (m *memoryGuard) lockHeld() (*os.File, error) {
 		f.Close()
 		return nil, err
 	}
-	if m.box.held() && m.rec.Kernel.alive() {
+	if m.stateDir.held() && m.rec.Kernel.alive() {
 		_ = unix.Kill(m.rec.Kernel.PID, unix.SIGCONT)
 		_ = f.Truncate(0)
 	}
@@ -114,7 +114,7 @@ func (m *memoryGuard) lockHeld() (*os.File, error) {
 
 // held reports whether the kernel is stopped while a stub is killed, or until it
 // has a higher limit.
-func (b box) held() bool {
+func (b stateDir) held() bool {
 	st, err := os.Stat(b.path(fileHeld))
 	return err == nil && st.Size() > 0
 }

@@ -21,14 +21,14 @@ type orphan struct {
 	process processRef
 }
 
-// orphans finds the kernels whose sandbox was in the directory boxes and is no
+// orphans finds the kernels whose sandbox was in the directory sandboxes and is no
 // longer there. A kernel holds a descriptor of its sandbox's upper layer; /proc
 // shows the file's former path and that it was deleted. The arguments of a
 // process are no proof.
-func orphans(boxes string) (found []orphan) {
-	boxes, err := filepath.Abs(boxes)
+func orphans(sandboxes string) (found []orphan) {
+	sandboxes, err := filepath.Abs(sandboxes)
 	if err == nil {
-		boxes, err = filepath.EvalSymlinks(boxes)
+		sandboxes, err = filepath.EvalSymlinks(sandboxes)
 	}
 	if err != nil {
 		return nil
@@ -44,7 +44,7 @@ func orphans(boxes string) (found []orphan) {
 			continue
 		}
 		ref := refTo(pid)
-		id, lost := lostUpper(pid, boxes)
+		id, lost := lostUpper(pid, sandboxes)
 		if lost && ref.alive() {
 			found = append(found, orphan{id, ref})
 		}
@@ -55,14 +55,14 @@ func orphans(boxes string) (found []orphan) {
 // lostUpper returns the sandbox whose upper layer a process has open although
 // its whole directory was deleted, if the process has none open that still
 // exists. It ignores processes that it may not inspect.
-func lostUpper(pid int, boxes string) (id sandbox.ID, lost bool) {
+func lostUpper(pid int, sandboxes string) (id sandbox.ID, lost bool) {
 	dir := fmt.Sprintf("/proc/%d/fd", pid)
 	fds, _ := os.ReadDir(dir)
 	for _, fd := range fds {
 		target, _ := os.Readlink(filepath.Join(dir, fd.Name()))
 		file, removed := strings.CutSuffix(target, " (deleted)")
 		name := filepath.Dir(file)
-		if filepath.Base(file) != fileUpper || filepath.Dir(name) != boxes {
+		if filepath.Base(file) != fileUpper || filepath.Dir(name) != sandboxes {
 			continue
 		}
 		if _, err := os.Lstat(name); !removed || !errors.Is(err, fs.ErrNotExist) {
@@ -75,7 +75,7 @@ func lostUpper(pid int, boxes string) (id sandbox.ID, lost bool) {
 
 // endOrphans ends orphaned kernels and removes their control groups.
 func (p *Provider) endOrphans() {
-	for _, o := range orphans(p.boxes) {
+	for _, o := range orphans(p.sandboxes) {
 		g := p.groups().Of(o.process.PID)
 		o.process.kill()
 		_ = g.Remove() // an empty group is harmless
@@ -83,8 +83,8 @@ func (p *Provider) endOrphans() {
 }
 
 // probeOrphans reports orphaned kernels.
-func probeOrphans(boxes string) []driver.Finding {
-	lost := orphans(boxes)
+func probeOrphans(sandboxes string) []driver.Finding {
+	lost := orphans(sandboxes)
 	if len(lost) == 0 {
 		return nil
 	}

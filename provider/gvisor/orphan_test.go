@@ -30,16 +30,16 @@ func TestStateRemovedByHand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	boxes := filepath.Join(state, "boxes")
-	if err := os.RemoveAll(filepath.Join(boxes, "lost")); err != nil {
+	sandboxes := filepath.Join(state, "boxes")
+	if err := os.RemoveAll(filepath.Join(sandboxes, "lost")); err != nil {
 		t.Fatal(err)
 	}
 	impostors := []*exec.Cmd{
-		impostor(t, filepath.Join(boxes, "kept"), "other"),           // another file of an existing sandbox
-		impostor(t, filepath.Join(t.TempDir(), "boxes"), "upper"),    // of another directory
-		impostor(t, filepath.Join(boxes, "deeper", "lost"), "upper"), // further down
+		impostor(t, filepath.Join(sandboxes, "kept"), "other"),           // another file of an existing sandbox
+		impostor(t, filepath.Join(t.TempDir(), "boxes"), "upper"),        // of another directory
+		impostor(t, filepath.Join(sandboxes, "deeper", "lost"), "upper"), // further down
 	}
-	if err := os.RemoveAll(filepath.Join(boxes, "deeper")); err != nil {
+	if err := os.RemoveAll(filepath.Join(sandboxes, "deeper")); err != nil {
 		t.Fatal(err)
 	}
 

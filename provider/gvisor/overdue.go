@@ -16,7 +16,7 @@ import (
 
 // overdue implements guest.Options.Overdue.
 func (in *Instance) overdue(ctx context.Context, pid int) (later bool, err error) {
-	rest, err := in.box.rest()
+	rest, err := in.stateDir.rest()
 	if err != nil {
 		return false, in.explain(err)
 	}
@@ -26,7 +26,7 @@ func (in *Instance) overdue(ctx context.Context, pid int) (later bool, err error
 	if in.rec.Kernel.stopped() {
 		return false, in.frozen()
 	}
-	return false, in.explain(withKernel(ctx, in.box.dir, func(conn *urpc.Client) error {
+	return false, in.explain(withKernel(ctx, in.stateDir.dir, func(conn *urpc.Client) error {
 		id := string(in.rec.Inside)
 		tree, err := descendants(conn, id, int32(pid))
 		if err != nil {

@@ -49,7 +49,7 @@ func platformProvider(t *testing.T, trial string) *Provider {
 // nothingLeft checks that a trial has left no process and no sandbox.
 func nothingLeft(t *testing.T, p *Provider) {
 	t.Helper()
-	if entries, err := os.ReadDir(p.boxes); err != nil || len(entries) > 0 {
+	if entries, err := os.ReadDir(p.sandboxes); err != nil || len(entries) > 0 {
 		t.Errorf("the trial has left %v, %v", entries, err)
 	}
 	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
@@ -61,7 +61,7 @@ func nothingLeft(t *testing.T, p *Provider) {
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if strings.Contains(string(line), p.boxes) {
+		if strings.Contains(string(line), p.sandboxes) {
 			t.Errorf("the trial has left process %s: %q", filepath.Base(filepath.Dir(file)), line)
 		}
 	}

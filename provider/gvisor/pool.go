@@ -188,16 +188,16 @@ func (p *Provider) guest() string {
 
 // become assigns a prewarmed sandbox its ID and Spec.
 func (m *maker) become(spec *sandbox.Spec) error {
-	named := box{filepath.Join(m.p.boxes, string(spec.ID))}
-	err := unix.Renameat2(unix.AT_FDCWD, m.box.dir, unix.AT_FDCWD, named.dir, unix.RENAME_NOREPLACE)
+	named := stateDir{filepath.Join(m.p.sandboxes, string(spec.ID))}
+	err := unix.Renameat2(unix.AT_FDCWD, m.stateDir.dir, unix.AT_FDCWD, named.dir, unix.RENAME_NOREPLACE)
 	if errors.Is(err, fs.ErrExist) {
 		return &providerError{sandbox.CodeAlreadyExists, fmt.Sprintf("sandbox %s already exists", spec.ID), nil}
 	} else if err != nil {
 		return err
 	}
-	m.box, m.spec = named, spec
+	m.stateDir, m.spec = named, spec
 	if m.in != nil {
-		m.in.box, m.in.memory.box = named, named
+		m.in.stateDir, m.in.memory.stateDir = named, named
 	}
 	m.rec.ID, m.rec.Labels, m.rec.Created = spec.ID, spec.Labels, time.Now().UTC()
 	m.rec.Spec.Resources = spec.Resources

@@ -203,7 +203,7 @@ func TestPoolGuardIsKilled(t *testing.T) {
 }
 
 // guardOf returns the process that guards the pool of a directory.
-func guardOf(t *testing.T, boxes string) int {
+func guardOf(t *testing.T, sandboxes string) int {
 	t.Helper()
 	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -211,7 +211,7 @@ func guardOf(t *testing.T, boxes string) int {
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil || !strings.HasSuffix(string(text), "\x00"+boxes+"\x00") {
+		if err != nil || !strings.HasSuffix(string(text), "\x00"+sandboxes+"\x00") {
 			continue
 		}
 		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
@@ -219,6 +219,6 @@ func guardOf(t *testing.T, boxes string) int {
 			return pid
 		}
 	}
-	t.Fatalf("nothing guards %s", boxes)
+	t.Fatalf("nothing guards %s", sandboxes)
 	return 0
 }

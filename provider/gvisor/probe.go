@@ -57,8 +57,8 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		f.Available = f.Available && finding.Severity != driver.Blocker
 	}
 	f.Findings = append(f.Findings, probeInternals(kernel.Items())...)
-	f.Findings = append(f.Findings, probeOrphans(p.boxes)...)
-	f.Findings = append(f.Findings, probeStopped(p.boxes)...)
+	f.Findings = append(f.Findings, probeOrphans(p.sandboxes)...)
+	f.Findings = append(f.Findings, probeStopped(p.sandboxes)...)
 	if why := p.pool.Disabled(); why != nil {
 		f.Findings = append(f.Findings, driver.Finding{
 			Severity: driver.Warning, Subject: "pool", Message: "no sandboxes are kept ready: " + why.Error(), Fix: "no action is needed: it is retried every few seconds",

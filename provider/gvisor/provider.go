@@ -87,16 +87,16 @@ type Images interface {
 // Provider creates sandboxes on the embedded gVisor kernel. Its methods may be
 // called concurrently.
 type Provider struct {
-	opts    Options
-	boxes   string // directory of state directories
-	groups  func() cgroup.Root
-	static  func() driver.Finding             // whether the kernel's executable is usable
-	program func() (*guestimage.Guest, error) // the guest of new sandboxes
-	chosen  func() choice                     // the platform of new kernels
-	opened  atomic.Pointer[guestimage.Guest]  // the same, if it is open
-	reaper  reaper
-	swept   sync.Once
-	pool    *pool.Pool[*maker]
+	opts      Options
+	sandboxes string // directory of state directories
+	groups    func() cgroup.Root
+	static    func() driver.Finding             // whether the kernel's executable is usable
+	program   func() (*guestimage.Guest, error) // the guest of new sandboxes
+	chosen    func() choice                     // the platform of new kernels
+	opened    atomic.Pointer[guestimage.Guest]  // the same, if it is open
+	reaper    reaper
+	swept     sync.Once
+	pool      *pool.Pool[*maker]
 
 	snapshots *snapshotstore.Snapshots
 
@@ -163,15 +163,15 @@ func New(opts Options) (*Provider, error) {
 	if opts.SnapshotDir == "" {
 		opts.SnapshotDir = filepath.Join(opts.StateDir, "snapshots")
 	}
-	boxes := filepath.Join(opts.StateDir, "boxes")
-	if err := os.MkdirAll(boxes, 0o700); err != nil {
+	sandboxes := filepath.Join(opts.StateDir, "boxes")
+	if err := os.MkdirAll(sandboxes, 0o700); err != nil {
 		return nil, err
 	}
 	p := &Provider{
 		opts:      opts,
 		lowMemory: lowMemory,
 		snapshots: snapshotstore.NewSnapshots(opts.SnapshotDir, Name, snapshots.Describe),
-		boxes:     boxes,
+		sandboxes: sandboxes,
 		groups:    sync.OnceValue(cgroup.Find),
 		static:    sync.OnceValue(func() driver.Finding { return probeKernelFile(opts.Kernel) }),
 		instances: map[sandbox.ID]*Instance{},
@@ -191,14 +191,16 @@ func New(opts Options) (*Provider, error) {
 // providers whose sandboxes outlive them search for orphaned kernels.
 func (p *Provider) sweepOnce() {
 	p.swept.Do(func() {
-		_ = sweep(p.boxes, time.Now())
+		_ = sweep(p.sandboxes, time.Now())
 		if !p.opts.Attached {
 			p.endOrphans()
 		}
 	})
 }
 
-func (p *Provider) box(id sandbox.ID) box { return box{filepath.Join(p.boxes, string(id))} }
+func (p *Provider) stateDir(id sandbox.ID) stateDir {
+	return stateDir{filepath.Join(p.sandboxes, string(id))}
+}
 
 // Attach finds a sandbox that any process created. It also finds one that has
 // ended or does not answer, so that its outcome can be read and it can be
@@ -214,14 +216,14 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 		}
 		return in, nil
 	}
-	b := p.box(id)
+	b := p.stateDir(id)
 	r, err := b.load()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, goneError(id)
 	case err != nil:
 		return nil, err
-	case r.Doomed:
+	case r.Destroying:
 		return nil, goneError(id)
 	case !r.Ready:
 		return nil, &providerError{sandbox.CodeConflict, fmt.Sprintf("sandbox %s is still being made", id), nil}
@@ -258,7 +260,7 @@ func goneError(id sandbox.ID) error {
 func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 	return func(yield func(driver.Found, error) bool) {
 		p.sweepOnce()
-		entries, err := os.ReadDir(p.boxes)
+		entries, err := os.ReadDir(p.sandboxes)
 		if err != nil {
 			yield(driver.Found{}, err)
 			return
@@ -283,7 +285,7 @@ func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 }
 
 func (p *Provider) found(id sandbox.ID) (driver.Found, error) {
-	b := p.box(id)
+	b := p.stateDir(id)
 	r, err := b.load()
 	if err != nil {
 		return driver.Found{}, err

@@ -228,7 +228,7 @@ func (in *Instance) call(ctx context.Context, f func(*urpc.Client) error) (err e
 	defer func() { end(err) }()
 	return in.watched(ctx, func(ctx context.Context) error {
 		dialed := false
-		err := withKernel(ctx, in.box.dir, func(conn *urpc.Client) error {
+		err := withKernel(ctx, in.stateDir.dir, func(conn *urpc.Client) error {
 			dialed = true
 			return f(conn)
 		})
@@ -270,7 +270,7 @@ func (in *Instance) connectGuest(ctx context.Context) (*guest.Pipes, error) {
 	if err != nil {
 		return nil, err
 	}
-	return connectGuest(ctx, in.box.dir, in.rec.Inside, p)
+	return connectGuest(ctx, in.stateDir.dir, in.rec.Inside, p)
 }
 
 // runInside runs one of our programs as root in a sandbox and waits for it. If

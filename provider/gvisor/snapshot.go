@@ -119,7 +119,7 @@ func (in *Instance) save(ctx context.Context, dir string, opts driver.SnapshotOp
 		d.Memory = &snapshot.Memory{Engine: in.rec.Engine, Guest: in.rec.Guest, CPU: cpuFeatures(), Mounts: in.rec.Mounts, Group: in.rec.group()}
 	}
 	return d, in.hold(ctx, rest, opts.Stop, func(conn *urpc.Client) error {
-		from := saver{conn, in.box, opts.Transient}
+		from := saver{conn, in.stateDir, opts.Transient}
 		if opts.Memory {
 			if err := d.SaveMemory(from, max(in.memoryUsed(), 0)); err != nil {
 				return err
@@ -163,7 +163,7 @@ func (in *Instance) hold(ctx context.Context, rest string, stay bool, do func(*u
 			return err
 		}
 	}
-	err := withKernel(ctx, in.box.dir, func(conn *urpc.Client) error {
+	err := withKernel(ctx, in.stateDir.dir, func(conn *urpc.Client) error {
 		if err := in.p.opts.Fault("snapshot.held"); err != nil {
 			return err
 		}
@@ -185,7 +185,7 @@ func (in *Instance) letGo(ctx context.Context, rest string) error {
 	if err := in.changeRest(ctx, boot.ContMgrResume); err != nil {
 		return err
 	}
-	return in.box.setRest(awake)
+	return in.stateDir.setRest(awake)
 }
 
 // stop ends the sandbox because its state is in a snapshot.
@@ -193,14 +193,14 @@ func (in *Instance) stop() error {
 	if err := in.p.opts.Fault("snapshot.written"); err != nil {
 		return err
 	}
-	if err := in.box.setRest(stopped); err != nil {
+	if err := in.stateDir.setRest(stopped); err != nil {
 		return err
 	}
 	if err := in.p.opts.Fault("snapshot.stopping"); err != nil {
 		return err
 	}
 	in.end(sandbox.ReasonKilled)
-	if !in.box.awaitDeath(killTime) {
+	if !in.stateDir.awaitDeath(killTime) {
 		return errors.New("the sandbox's kernel does not end")
 	}
 	return nil
@@ -208,9 +208,9 @@ func (in *Instance) stop() error {
 
 // saver is a paused sandbox that is saved; see snapshot.Sandbox.
 type saver struct {
-	conn *urpc.Client
-	box  box
-	link bool // to the guest's program; otherwise it is copied
+	conn     *urpc.Client
+	stateDir stateDir
+	link     bool // to the guest's program; otherwise it is copied
 }
 
 // SaveMemory implements snapshot.Sandbox.
@@ -237,7 +237,7 @@ func (s saver) SaveMemory(state, index, pages *os.File) error {
 // SaveGuest implements snapshot.Sandbox. A permanent snapshot gets a copy: damage
 // to its files must not affect those of sandboxes.
 func (s saver) SaveGuest(path string) error {
-	image, err := os.Open(s.box.path(fileGuest))
+	image, err := os.Open(s.stateDir.path(fileGuest))
 	if err != nil {
 		return err
 	}
@@ -250,7 +250,7 @@ func (s saver) SaveGuest(path string) error {
 
 // SaveFiles implements snapshot.Sandbox.
 func (s saver) SaveFiles(w io.Writer) error {
-	return withChanges(s.conn, s.box, func(c layer.Source) error { return c.Save(w) })
+	return withChanges(s.conn, s.stateDir, func(c layer.Source) error { return c.Save(w) })
 }
 
 // cpuFeatures returns the features of this machine's processor.

@@ -24,12 +24,12 @@ func TestLimit(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		b := box{t.TempDir()}
+		b := stateDir{t.TempDir()}
 		rec := &record{Spec: sandboxDescription{Resources: sandbox.Resources{Memory: 96 << 20}}}
 		if err := b.save(rec); err != nil {
 			t.Fatal(err)
 		}
-		m := &memoryGuard{box: b, rec: rec}
+		m := &memoryGuard{stateDir: b, rec: rec}
 		g := &cgroup.Group{Version: version, Dirs: map[string]string{cgroup.Memory: dir}}
 		const limit = 96 << 20
 		hard := strconv.Itoa(limit)

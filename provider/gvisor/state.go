@@ -51,25 +51,25 @@ const (
 
 // record is the stored record of a sandbox on disk.
 type record struct {
-	ID       sandbox.ID         `json:"id"`
-	Created  time.Time          `json:"created"`
-	Expires  time.Time          `json:"expires,omitzero"`
-	Labels   map[string]string  `json:"labels,omitempty"`
-	Attached bool               `json:"attached,omitempty"` // ends with its maker
-	Ready    bool               `json:"ready,omitempty"`    // creation has finished
-	Doomed   bool               `json:"doomed,omitempty"`   // it is being destroyed
-	Maker    processRef         `json:"maker"`              // the process that creates it, until it is ready
-	Inside   string             `json:"inside"`             // its ID in its kernel
-	Group    string             `json:"group,omitempty"`    // of its processes inside, if not Inside
-	Engine   string             `json:"engine,omitempty"`   // the engine that can restore its memory
-	Guest    string             `json:"guest,omitempty"`    // digest of its guest's program
-	Mounts   []string           `json:"mounts,omitempty"`   // targets of host mounts, in order
-	Kernel   processRef         `json:"kernel,omitzero"`
-	Gofer    processRef         `json:"gofer,omitzero"`
-	Deadline processRef         `json:"deadline,omitzero"`
-	Cgroup   map[string]string  `json:"cgroup,omitempty"` // controller → directory
-	Version  int                `json:"cgroupVersion,omitempty"`
-	Spec     sandboxDescription `json:"spec"`
+	ID         sandbox.ID         `json:"id"`
+	Created    time.Time          `json:"created"`
+	Expires    time.Time          `json:"expires,omitzero"`
+	Labels     map[string]string  `json:"labels,omitempty"`
+	Attached   bool               `json:"attached,omitempty"` // ends with its maker
+	Ready      bool               `json:"ready,omitempty"`    // creation has finished
+	Destroying bool               `json:"doomed,omitempty"`   // it is being destroyed
+	Maker      processRef         `json:"maker"`              // the process that creates it, until it is ready
+	Inside     string             `json:"inside"`             // its ID in its kernel
+	Group      string             `json:"group,omitempty"`    // of its processes inside, if not Inside
+	Engine     string             `json:"engine,omitempty"`   // the engine that can restore its memory
+	Guest      string             `json:"guest,omitempty"`    // digest of its guest's program
+	Mounts     []string           `json:"mounts,omitempty"`   // targets of host mounts, in order
+	Kernel     processRef         `json:"kernel,omitzero"`
+	Gofer      processRef         `json:"gofer,omitzero"`
+	Deadline   processRef         `json:"deadline,omitzero"`
+	Cgroup     map[string]string  `json:"cgroup,omitempty"` // controller → directory
+	Version    int                `json:"cgroupVersion,omitempty"`
+	Spec       sandboxDescription `json:"spec"`
 }
 
 // sandboxDescription is the stored part of a Spec, without the environment.
@@ -177,12 +177,12 @@ func processStat(pid int) ([]string, error) {
 	return f, nil
 }
 
-// box is a sandbox's state directory.
-type box struct{ dir string }
+// stateDir is a sandbox's state directory.
+type stateDir struct{ dir string }
 
-func (b box) path(file string) string { return filepath.Join(b.dir, file) }
+func (b stateDir) path(file string) string { return filepath.Join(b.dir, file) }
 
-func (b box) load() (*record, error) {
+func (b stateDir) load() (*record, error) {
 	js, err := os.ReadFile(b.path(fileRecord))
 	if err != nil {
 		return nil, err
@@ -194,7 +194,7 @@ func (b box) load() (*record, error) {
 	return r, nil
 }
 
-func (b box) save(r *record) error {
+func (b stateDir) save(r *record) error {
 	js, err := json.MarshalIndent(r, "", "\t")
 	if err != nil {
 		return err
@@ -208,7 +208,7 @@ func (b box) save(r *record) error {
 
 // update changes the record of a ready sandbox, under a lock against other
 // processes. If change fails, nothing is written.
-func (b box) update(change func(*record) error) error {
+func (b stateDir) update(change func(*record) error) error {
 	dir, err := os.Open(b.dir)
 	if err != nil {
 		return err
@@ -227,14 +227,14 @@ func (b box) update(change func(*record) error) error {
 	return b.save(r)
 }
 
-// createBox creates the state directory of a new sandbox. The returned file
+// createStateDir creates the state directory of a new sandbox. The returned file
 // holds its lock. If it exists, the error is fs.ErrExist.
-func createBox(parent string, r *record) (box, *os.File, error) {
+func createStateDir(parent string, r *record) (stateDir, *os.File, error) {
 	tmp, err := os.MkdirTemp(parent, halfMade)
 	if err != nil {
-		return box{}, nil, err
+		return stateDir{}, nil, err
 	}
-	made := box{tmp}
+	made := stateDir{tmp}
 	upper, err := os.OpenFile(made.path(fileUpper), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err == nil {
 		err = unix.Flock(int(upper.Fd()), unix.LOCK_SH)
@@ -242,7 +242,7 @@ func createBox(parent string, r *record) (box, *os.File, error) {
 	if err == nil {
 		err = made.save(r)
 	}
-	final := box{filepath.Join(parent, string(r.ID))}
+	final := stateDir{filepath.Join(parent, string(r.ID))}
 	if err == nil {
 		err = unix.Renameat2(unix.AT_FDCWD, made.dir, unix.AT_FDCWD, final.dir, unix.RENAME_NOREPLACE)
 	}
@@ -251,20 +251,20 @@ func createBox(parent string, r *record) (box, *os.File, error) {
 			upper.Close()
 		}
 		os.RemoveAll(tmp)
-		return box{}, nil, err
+		return stateDir{}, nil, err
 	}
 	return final, upper, nil
 }
 
-// doomed reports whether any process has destroyed or is destroying the
+// destroying reports whether any process has destroyed or is destroying the
 // sandbox.
-func (b box) doomed() bool {
+func (b stateDir) destroying() bool {
 	r, err := b.load()
-	return errors.Is(err, fs.ErrNotExist) || (err == nil && r.Doomed)
+	return errors.Is(err, fs.ErrNotExist) || (err == nil && r.Destroying)
 }
 
 // dead reports whether the lock of the sandbox is free.
-func (b box) dead() bool {
+func (b stateDir) dead() bool {
 	f, err := os.Open(b.path(fileUpper))
 	if err != nil {
 		return errors.Is(err, fs.ErrNotExist)
@@ -275,7 +275,7 @@ func (b box) dead() bool {
 
 // awaitDeath waits until the lock is free, and reports whether that happened
 // within limit.
-func (b box) awaitDeath(limit time.Duration) bool {
+func (b stateDir) awaitDeath(limit time.Duration) bool {
 	deadline := time.Now().Add(limit)
 	for wait := time.Millisecond; !b.dead(); wait = min(2*wait, 20*time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -287,7 +287,7 @@ func (b box) awaitDeath(limit time.Duration) bool {
 }
 
 // remove ends the processes of the sandbox and removes its files and groups.
-func (b box) remove(r *record) error {
+func (b stateDir) remove(r *record) error {
 	if r != nil {
 		cg := r.cgroup()
 		cg.Kill()
@@ -318,7 +318,7 @@ func sweep(parent string, now time.Time) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		b := box{filepath.Join(parent, e.Name())}
+		b := stateDir{filepath.Join(parent, e.Name())}
 		if strings.HasPrefix(e.Name(), halfMade) {
 			errs = append(errs, sweepHalfMade(b, e, now))
 			continue
@@ -336,7 +336,7 @@ func sweep(parent string, now time.Time) error {
 		abandoned := !r.Ready && !r.Maker.alive()
 		// Without its file server a sandbox can only hang.
 		broken := r.Ready && r.Gofer.PID != 0 && !r.Gofer.alive()
-		if (expired || abandoned || broken || r.Doomed) && !b.dead() {
+		if (expired || abandoned || broken || r.Destroying) && !b.dead() {
 			r.cgroup().Kill()
 			r.Kernel.kill()
 			if abandoned {
@@ -344,7 +344,7 @@ func sweep(parent string, now time.Time) error {
 			}
 			b.awaitDeath(5 * time.Second)
 		}
-		if (r.Attached || r.Doomed || !r.Ready) && b.dead() {
+		if (r.Attached || r.Destroying || !r.Ready) && b.dead() {
 			errs = append(errs, b.remove(r))
 		}
 	}
@@ -353,7 +353,7 @@ func sweep(parent string, now time.Time) error {
 
 // killUnrecorded kills processes that a killed maker had started but neither
 // recorded nor put into a control group. Their arguments name the sandbox.
-func (b box) killUnrecorded() {
+func (b stateDir) killUnrecorded() {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return
@@ -378,7 +378,7 @@ const halfMadeAge = 2 * time.Second
 // sweepHalfMade removes a directory without a record: it never got its name, or
 // its removal was interrupted. A new directory is locked right after it is
 // created; the age covers the moment before.
-func sweepHalfMade(b box, e fs.DirEntry, now time.Time) error {
+func sweepHalfMade(b stateDir, e fs.DirEntry, now time.Time) error {
 	info, err := e.Info()
 	if err != nil {
 		return nil //nolint:nilerr // another process removed it

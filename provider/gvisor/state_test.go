@@ -12,13 +12,13 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func TestBoxLock(t *testing.T) {
+func TestStateDirLock(t *testing.T) {
 	parent := t.TempDir()
-	b, upper, err := createBox(parent, &record{ID: "a"})
+	b, upper, err := createStateDir(parent, &record{ID: "a"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := createBox(parent, &record{ID: "a"}); !errors.Is(err, fs.ErrExist) {
+	if _, _, err := createStateDir(parent, &record{ID: "a"}); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("second box of the same name: %v, want %v", err, fs.ErrExist)
 	}
 	if entries, _ := os.ReadDir(parent); len(entries) != 1 {
@@ -27,7 +27,7 @@ func TestBoxLock(t *testing.T) {
 	if b.dead() {
 		t.Error("a box is dead while its maker holds the lock")
 	}
-	// A process that inherits the file keeps the box alive.
+	// A process that inherits the file keeps the sandbox alive.
 	child := exec.Command("sleep", "60")
 	child.ExtraFiles = []*os.File{upper}
 	if err := child.Start(); err != nil {
@@ -62,7 +62,7 @@ func TestSweep(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			parent := t.TempDir()
 			tc.rec.ID = "box"
-			b, upper, err := createBox(parent, &tc.rec)
+			b, upper, err := createStateDir(parent, &tc.rec)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -150,7 +150,7 @@ func TestReasonOfTheEnd(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := &record{ID: "a", Expires: tc.expires}
-			b, lock, err := createBox(t.TempDir(), r)
+			b, lock, err := createStateDir(t.TempDir(), r)
 			if err != nil {
 				t.Fatal(err)
 			}

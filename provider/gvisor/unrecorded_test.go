@@ -21,7 +21,7 @@ func TestSweepFindsUnrecordedKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := &record{ID: sandbox.ID("half"), Maker: processRef{PID: gone.Process.Pid, Start: 1, Boot: bootID()}}
-	b, upper, err := createBox(parent, r)
+	b, upper, err := createStateDir(parent, r)
 	if err != nil {
 		t.Fatal(err)
 	}

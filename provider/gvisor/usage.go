@@ -35,7 +35,7 @@ func (in *Instance) Usage(ctx context.Context) (sandbox.Usage, error) {
 		}
 	}
 	var st unix.Stat_t
-	if unix.Stat(in.box.path(fileUpper), &st) == nil {
+	if unix.Stat(in.stateDir.path(fileUpper), &st) == nil {
 		u.Disk = st.Blocks * 512
 	}
 	short, cancel := context.WithTimeout(ctx, countTime)

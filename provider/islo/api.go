@@ -19,8 +19,8 @@ import (
 type api struct {
 	*hosted.Login
 	rest.Client
-	boxes  hosted.Boxes
-	tokens *credential.Cached[token]
+	sandboxes hosted.Records
+	tokens    *credential.Cached[token]
 }
 
 // token is what the service gives for the key. It is not used after a time.
@@ -29,8 +29,8 @@ type token struct {
 	until time.Time
 }
 
-func newAPI(login *hosted.Login, compute *url.URL, boxes hosted.Boxes) *api {
-	a := &api{Login: login, boxes: boxes, tokens: credential.NewCached(token{})}
+func newAPI(login *hosted.Login, compute *url.URL, sandboxes hosted.Records) *api {
+	a := &api{Login: login, sandboxes: sandboxes, tokens: credential.NewCached(token{})}
 	login.Fresh = a.fresh
 	login.Sign = func(h http.Header) { h.Set("Authorization", "Bearer "+a.tokens.Current().text) }
 	login.Hidden = func() []string { return []string{a.Key.Current(), a.tokens.Current().text} }
@@ -39,8 +39,8 @@ func newAPI(login *hosted.Login, compute *url.URL, boxes hosted.Boxes) *api {
 	return a
 }
 
-// words reads an error of either API.
-func words(_ int, body []byte) (code, message string, ok bool) {
+// parseError reads an error of either API.
+func parseError(_ int, body []byte) (code, message string, ok bool) {
 	var said struct{ Code, Message string }
 	return said.Code, said.Message, json.Unmarshal(body, &said) == nil && said.Code != ""
 }
@@ -78,7 +78,7 @@ func (a *api) fresh(ctx context.Context, refused bool) error {
 
 // exchange requests a token. It is safe to repeat.
 func (a *api) exchange(ctx context.Context, key string) (t token, err error) {
-	c := rest.Client{HTTP: a.HTTP, Base: a.Login.Base, Words: words, Secrets: []string{key}, Sign: func(http.Header) {}}
+	c := rest.Client{HTTP: a.HTTP, Base: a.Login.Base, ParseError: parseError, Secrets: []string{key}, Sign: func(http.Header) {}}
 	var got struct {
 		Token  string `json:"session_token"`
 		MaxAge *int64 `json:"cookie_max_age"`
@@ -93,7 +93,7 @@ func (a *api) exchange(ctx context.Context, key string) (t token, err error) {
 		}
 	}
 	if err == nil && got.Token == "" {
-		err = a.Strange("the service gives no token")
+		err = a.ProtocolError("the service gives no token")
 	}
 	life := usual
 	if got.MaxAge != nil {
@@ -126,8 +126,8 @@ type lifecycle struct {
 	AutoResume  string `json:"auto_resume,omitempty"`
 }
 
-// box is the service's description of a sandbox.
-type box struct {
+// apiSandbox is the service's description of a sandbox.
+type apiSandbox struct {
 	ID        string    `json:"id"`
 	Name      string    `json:"name"`
 	Status    string    `json:"status"`
@@ -149,15 +149,15 @@ type creation struct {
 }
 
 // sandbox makes a request whose answer is the sandbox with a name.
-func (a *api) sandbox(ctx context.Context, method, path, name string, in any) (b box, err error) {
+func (a *api) sandbox(ctx context.Context, method, path, name string, in any) (b apiSandbox, err error) {
 	err = a.Call(ctx, method, path, in, &b)
 	if err == nil && (b.ID == "" || b.Name != name) {
-		err = a.Strange("the service answers for another sandbox")
+		err = a.ProtocolError("the service answers for another sandbox")
 	}
 	return b, err
 }
 
-func (a *api) get(ctx context.Context, name string) (box, error) {
+func (a *api) get(ctx context.Context, name string) (apiSandbox, error) {
 	return a.sandbox(ctx, http.MethodGet, "/sandboxes/"+name, name, nil)
 }
 
@@ -184,34 +184,34 @@ const names = hosted.Names("-")
 
 // own returns the service's name for a resource of this directory.
 func (a *api) own(id string) (string, error) {
-	scope, err := a.boxes.Scope()
+	scope, err := a.sandboxes.Scope()
 	return names.Of(scope, sandbox.ID(id)), err
 }
 
 // named returns the service's name for a sandbox of ours.
 func (a *api) named(id sandbox.ID) (string, error) {
-	scope, err := a.boxes.ScopeOf(id)
+	scope, err := a.sandboxes.ScopeOf(id)
 	return names.Of(scope, id), err
 }
 
 // describe converts the service's description of a sandbox.
-func (b box) describe() hosted.Box {
-	d := hosted.Box{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: b.Created, Access: b.Name}
+func (b apiSandbox) describe() hosted.Sandbox {
+	d := hosted.Sandbox{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: b.Created, Access: b.Name}
 	d.Scope, d.Sandbox, _ = names.Parse(b.Name)
 	return d
 }
 
 // Get implements hosted.Service. Sandboxes are looked up by name.
-func (a *api) Get(ctx context.Context, id sandbox.ID, _ string) (hosted.Box, error) {
-	scope, err := a.boxes.ScopeOf(id)
+func (a *api) Get(ctx context.Context, id sandbox.ID, _ string) (hosted.Sandbox, error) {
+	scope, err := a.sandboxes.ScopeOf(id)
 	if err != nil {
-		return hosted.Box{}, err
+		return hosted.Sandbox{}, err
 	}
 	return a.Find(ctx, scope, id)
 }
 
 // Find implements hosted.Finder.
-func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box, error) {
+func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Sandbox, error) {
 	b, err := a.get(ctx, names.Of(scope, id))
 	d := b.describe()
 	if missing(err) || err == nil && d.State == sandbox.Gone {
@@ -221,8 +221,8 @@ func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box
 }
 
 // List implements hosted.Service.
-func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Box, err error) {
-	found, err := all[box](ctx, a, "/sandboxes", url.Values{"name_prefix": {names.Of(scope, id)}})
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Sandbox, err error) {
+	found, err := all[apiSandbox](ctx, a, "/sandboxes", url.Values{"name_prefix": {names.Of(scope, id)}})
 	for _, b := range found {
 		ours = append(ours, b.describe())
 	}
@@ -231,9 +231,9 @@ func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hos
 
 // End implements hosted.Service. Names are reused, so it does not end a newer
 // sandbox with the same name.
-func (a *api) End(ctx context.Context, id sandbox.ID, boxID string) error {
-	b, err := a.Get(ctx, id, boxID)
-	if err != nil || b.ID != boxID {
+func (a *api) End(ctx context.Context, id sandbox.ID, sandboxID string) error {
+	b, err := a.Get(ctx, id, sandboxID)
+	if err != nil || b.ID != sandboxID {
 		return err
 	}
 	name, err := a.named(id)
@@ -280,7 +280,7 @@ const (
 // keeps its name. It never creates another one. A stopped sandbox has its files
 // but no processes.
 func (in *inside) Wake(ctx context.Context) error {
-	return in.p.Move(ctx, in.ID, "", func(now hosted.Box) (bool, error) {
+	return in.p.Move(ctx, in.ID, "", func(now hosted.Sandbox) (bool, error) {
 		if now.Status == statusRunning {
 			return true, nil
 		}

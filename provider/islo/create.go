@@ -65,10 +65,10 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, beg
 	if err != nil {
 		return nil, err
 	}
-	var b box
-	m := &hosted.Making{
+	var b apiSandbox
+	m := &hosted.Creation{
 		Spec: spec, Life: spec.Lifetime.HardTimeout(), More: own != nil, Begin: begin,
-		Ask: func(ctx context.Context) (hosted.Box, error) {
+		Ask: func(ctx context.Context) (hosted.Sandbox, error) {
 			b, err = p.request(ctx, spec.ID, &c)
 			return b.describe(), err
 		},
@@ -76,9 +76,9 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, beg
 			same := func(got, asked int64) bool { return asked == 0 || got == asked }
 			switch {
 			case !same(b.Spec.CPUs, c.CPUs) || !same(b.Spec.Memory, c.Memory) || !same(b.Spec.Disk, c.Disk):
-				return p.Strange("the service does not confirm the size of the sandbox")
+				return p.ProtocolError("the service does not confirm the size of the sandbox")
 			case b.Lifecycle.DeleteAfter != c.Lifecycle.DeleteAfter:
-				return p.Strange("the service does not confirm the lifetime of the sandbox")
+				return p.ProtocolError("the service does not confirm the lifetime of the sandbox")
 			}
 			return nil
 		},
@@ -94,17 +94,17 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, beg
 
 // request requests a sandbox and waits until it runs. If the answer is lost or
 // names another sandbox, it looks for the sandbox by its unique name.
-func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (b box, err error) {
+func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (b apiSandbox, err error) {
 	_, err = p.api.sandbox(ctx, http.MethodPost, "/sandboxes", c.Name, c)
 	if hosted.Refused(err) {
 		return b, err
 	}
-	if b, err = hosted.Search(ctx, &p.api.Client, err, func() (box, error) { return p.api.get(ctx, c.Name) }); err != nil {
+	if b, err = hosted.Search(ctx, &p.api.Client, err, func() (apiSandbox, error) { return p.api.get(ctx, c.Name) }); err != nil {
 		return b, err
 	}
 	now, err := p.Settled(ctx, id, "")
 	if err == nil && now.Status != statusRunning {
-		err = p.Strange("the new sandbox is " + now.Status)
+		err = p.ProtocolError("the new sandbox is " + now.Status)
 	}
 	if err == nil {
 		b, err = p.api.get(ctx, c.Name)

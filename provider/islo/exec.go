@@ -24,7 +24,7 @@ type inside struct {
 	name string
 }
 
-func (p *Provider) enter(b hosted.Box) hosted.Inside {
+func (p *Provider) openInside(b hosted.Sandbox) hosted.Inside {
 	in := &inside{api: p.api, p: p}
 	in.name, _ = b.Access.(string)
 	in.Text = hosted.Text{Commander: in, ID: b.Sandbox, Open: p.Open, Script: in.Run}

@@ -25,7 +25,7 @@ func (w *world) make(t *testing.T, p *islo.Provider, s *sandbox.Spec) driver.Ins
 // has a gateway profile.
 func (w *world) faulty(p, again *islo.Provider) *hostedtest.Faulty {
 	return &hostedtest.Faulty{
-		Faults: &w.Faults, Provider: p, Again: again, Boxes: "/sandboxes", Box: "/sandboxes/*", Key: service.Key, Looks: 1,
+		Faults: &w.Faults, Provider: p, Again: again, Sandboxes: "/sandboxes", Sandbox: "/sandboxes/*", Key: service.Key, Looks: 1,
 		NotFound: notFound, Invalid: refused, Busy: conflict, Nothing: `{"items":[],"total":0}`,
 		Other: hostedtest.Replace(`"name":"`, `"name":"other-`), Spec: bounded,
 		Count: func() (int, int) { return len(w.Names()), len(w.Profiles()) },

@@ -142,7 +142,7 @@ func (a *api) addProfile(ctx context.Context, want *profile) (string, error) {
 	var made profile
 	err := a.Login.Call(ctx, http.MethodPost, "/gateway/profiles", &head, &made)
 	if err == nil && (made.ID == "" || made.Name != want.Name) {
-		err = a.Strange("the service answers for another gateway profile")
+		err = a.ProtocolError("the service answers for another gateway profile")
 	}
 	path := "/gateway/profiles/" + made.ID
 	for i := range want.Rules {
@@ -155,7 +155,7 @@ func (a *api) addProfile(ctx context.Context, want *profile) (string, error) {
 		err = a.Login.Call(ctx, http.MethodGet, path, nil, &now)
 	}
 	if err == nil && !same(want, &now) {
-		err = a.Strange("the service does not confirm what the sandbox may reach")
+		err = a.ProtocolError("the service does not confirm what the sandbox may reach")
 	}
 	return made.ID, err
 }

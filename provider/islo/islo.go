@@ -53,7 +53,7 @@ const (
 	publicCompute = "https://ca.compute.islo.dev"
 )
 
-var opening = hosted.Opening{Name: Name, Version: "v1", Key: "ISLO_API_KEY", URL: "ISLO_BASE_URL", Public: publicControl, Words: words}
+var opening = hosted.Opening{Name: Name, Version: "v1", Key: "ISLO_API_KEY", URL: "ISLO_BASE_URL", Public: publicControl, ParseError: parseError}
 
 // FromEnvironment returns the options from the environment variables of the
 // official SDK, and from further variables: the key's file and command, the
@@ -110,7 +110,7 @@ func New(opts Options) (*Provider, error) {
 	a := newAPI(login, address, hosted.Open(opts.Dir))
 	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
 	p.API, p.Expires, p.Resting = &a.Client, true, []string{statusRunning, statusPaused, statusStopped}
-	p.Enter = p.enter
+	p.OpenInside = p.openInside
 	p.Extend = func(in *hosted.Instance) hosted.Made { return hosted.Savable{Instance: in} }
 	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}})
 	return p, p.Start(opts.Executable)
@@ -126,6 +126,6 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 			"lifetime": {Holds: true, By: "Atoll, and the service at the end of the minute"},
 		},
 	}, func(ctx context.Context) error {
-		return p.api.Call(ctx, http.MethodGet, "/sandboxes?limit=1", nil, &pages[box]{})
+		return p.api.Call(ctx, http.MethodGet, "/sandboxes?limit=1", nil, &pages[apiSandbox]{})
 	}, p.api.Base)
 }

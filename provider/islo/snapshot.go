@@ -49,7 +49,7 @@ func (k saver) Referred(ctx context.Context, data string) (hosted.Saved, error) 
 	case missing(err):
 		err = hosted.ErrNone
 	case err == nil && s.Name != data:
-		err = k.p.Strange("the service answers for another snapshot")
+		err = k.p.ProtocolError("the service answers for another snapshot")
 	}
 	return s.describe(), err
 }
@@ -69,11 +69,11 @@ func (k saver) Save(ctx context.Context, in *hosted.Instance, id string, _ *host
 	if err != nil {
 		return out, err
 	}
-	box, err := k.p.api.named(in.ID())
+	sb, err := k.p.api.named(in.ID())
 	if err != nil {
 		return out, err
 	}
-	err = k.p.api.Call(ctx, http.MethodPost, "/snapshots/", map[string]string{"sandbox_name": box, "name": name}, nil)
+	err = k.p.api.Call(ctx, http.MethodPost, "/snapshots/", map[string]string{"sandbox_name": sb, "name": name}, nil)
 	if err != nil && sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 		return out, err
 	}

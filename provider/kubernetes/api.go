@@ -22,22 +22,22 @@ type api struct {
 	rest.Client
 	token     *credential.Source
 	namespace string
-	boxes     hosted.Boxes
+	sandboxes hosted.Records
 	policed   bool   // each sandbox has a NetworkPolicy
 	pool      string // from which sandboxes are claimed; empty: none
 	// forget removes a sandbox from the gateway.
 	forget func(sandbox.ID) error
 }
 
-func newAPI(c cluster, transport http.RoundTripper, boxes hosted.Boxes, policed bool, pool string) *api {
-	a := &api{token: c.token, namespace: c.namespace, boxes: boxes, policed: policed, pool: pool, forget: func(sandbox.ID) error { return nil }}
+func newAPI(c cluster, transport http.RoundTripper, sandboxes hosted.Records, policed bool, pool string) *api {
+	a := &api{token: c.token, namespace: c.namespace, sandboxes: sandboxes, policed: policed, pool: pool, forget: func(sandbox.ID) error { return nil }}
 	if transport == nil {
 		t := http.DefaultTransport.(*http.Transport).Clone()
 		t.IdleConnTimeout, t.MaxIdleConnsPerHost, t.TLSClientConfig = idle, 16, c.tls
 		transport = t
 	}
 	a.Client = rest.Client{
-		HTTP: rest.NewHTTP(transport), Base: c.server, Words: words, Fresh: a.fresh,
+		HTTP: rest.NewHTTP(transport), Base: c.server, ParseError: parseError, Fresh: a.fresh,
 		Sign: func(h http.Header) {
 			if t := a.token.Current(); t != "" {
 				h.Set("Authorization", "Bearer "+t)
@@ -81,8 +81,8 @@ type status struct {
 	} `json:"details"`
 }
 
-// words reads an error of the API server.
-func words(_ int, body []byte) (code, message string, ok bool) {
+// parseError reads an error of the API server.
+func parseError(_ int, body []byte) (code, message string, ok bool) {
 	var s status
 	err := json.Unmarshal(body, &s)
 	return s.Reason, s.Message, err == nil && s.Kind == "Status" && s.Reason != ""
@@ -156,9 +156,9 @@ const (
 // It is the same for each attempt.
 func podName(scope string, id sandbox.ID) string { return "atoll-" + scope + "-" + string(id) }
 
-// boxID identifies a pod, and the object that controls it, if any, and the claim
+// sandboxID identifies a pod, and the object that controls it, if any, and the claim
 // that controls that. Another pod with the same name has another UID.
-func (m meta) boxID() string {
+func (m meta) sandboxID() string {
 	id := m.Name + "/" + m.UID
 	if object := m.controller(); object != "" {
 		id += "/" + object
@@ -169,10 +169,10 @@ func (m meta) boxID() string {
 	return id
 }
 
-// box is what a box ID says.
-type box struct{ name, uid, object, claim, claimUID string }
+// sandboxRef is what a sandbox ID says.
+type sandboxRef struct{ name, uid, object, claim, claimUID string }
 
-func split(id string) (b box) {
+func split(id string) (b sandboxRef) {
 	for _, part := range []*string{&b.name, &b.uid, &b.object, &b.claim, &b.claimUID} {
 		*part, id, _ = strings.Cut(id, "/")
 	}
@@ -181,7 +181,7 @@ func split(id string) (b box) {
 
 // own is the name of what Atoll itself makes for a sandbox: a policy, and a pod,
 // an object or a claim.
-func (b box) own() string { return cmp.Or(b.claim, b.name) }
+func (b sandboxRef) own() string { return cmp.Or(b.claim, b.name) }
 
 // path returns the path of a resource of the namespace. An empty group is the
 // core group.
@@ -205,7 +205,7 @@ func (a *api) pod(ctx context.Context, name string) (p pod, err error) {
 	case missing(err, "pods", name):
 		err = hosted.ErrNone
 	case err == nil && (p.Meta.Name != name || p.Meta.UID == ""):
-		err = a.Strange("the API server answers for another pod")
+		err = a.ProtocolError("the API server answers for another pod")
 	}
 	return p, err
 }
@@ -222,7 +222,7 @@ func (a *api) get(ctx context.Context, id string) (pod, error) {
 
 // Get implements hosted.Service. If the pod is gone, it removes the object that
 // controlled it, because that makes another pod, unless the object is suspended.
-func (a *api) Get(ctx context.Context, id sandbox.ID, at string) (hosted.Box, error) {
+func (a *api) Get(ctx context.Context, id sandbox.ID, at string) (hosted.Sandbox, error) {
 	p, err := a.get(ctx, at)
 	if err == hosted.ErrNone {
 		b, restErr := a.resting(ctx, split(at))
@@ -238,12 +238,12 @@ func (a *api) Get(ctx context.Context, id sandbox.ID, at string) (hosted.Box, er
 }
 
 // Find implements hosted.Finder. It finds a pod that lost its labels, too.
-func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box, error) {
-	r, _ := a.boxes.Get(string(id))
-	if r.Box == "" {
-		return hosted.Box{}, hosted.ErrNone
+func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Sandbox, error) {
+	r, _ := a.sandboxes.Get(string(id))
+	if r.ServiceID == "" {
+		return hosted.Sandbox{}, hosted.ErrNone
 	}
-	b, err := a.Get(ctx, id, r.Box)
+	b, err := a.Get(ctx, id, r.ServiceID)
 	if err == nil && b.Scope != "" && b.Scope != scope {
 		err = hosted.ErrNone // another directory has adopted it
 	}
@@ -253,9 +253,9 @@ func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box
 
 // replaces reports whether a controller made a pod in place of that of a sandbox,
 // which is gone.
-func (a *api) replaces(b hosted.Box) bool {
-	r, _ := a.boxes.Get(string(b.Sandbox))
-	ours, other := split(r.Box), split(b.ID)
+func (a *api) replaces(b hosted.Sandbox) bool {
+	r, _ := a.sandboxes.Get(string(b.Sandbox))
+	ours, other := split(r.ServiceID), split(b.ID)
 	return ours.object != "" && ours.name == other.name && ours.object == other.object && ours.uid != other.uid
 }
 
@@ -263,7 +263,7 @@ func (a *api) replaces(b hosted.Box) bool {
 const maxPages = 10_000
 
 // List implements hosted.Service.
-func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Box, err error) {
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Sandbox, err error) {
 	selector := labelScope
 	if scope != "" {
 		selector += "=" + scope
@@ -301,7 +301,7 @@ func listed[T any](ctx context.Context, a *api, path, kind, selector string) (al
 			return nil, err
 		}
 		if page.Kind != kind {
-			return nil, a.Strange("the API server's list is invalid")
+			return nil, a.ProtocolError("the API server's list is invalid")
 		}
 		all = append(all, page.Items...)
 		if page.Meta.Continue == "" {
@@ -309,7 +309,7 @@ func listed[T any](ctx context.Context, a *api, path, kind, selector string) (al
 		}
 		query.Set("continue", page.Meta.Continue)
 	}
-	return nil, a.Strange("the API server's list has no end")
+	return nil, a.ProtocolError("the API server's list has no end")
 }
 
 // End implements hosted.Service. It waits until the API server has no such pod,
@@ -347,7 +347,7 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
 }
 
 // Claim implements hosted.Claimer. The UID is a precondition.
-func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]string) error {
+func (a *api) Claim(ctx context.Context, b hosted.Sandbox, metadata map[string]string) error {
 	at, scope := split(b.ID), metadata[hosted.MetaScope]
 	if at.object != "" {
 		if err := a.rescope(ctx, at, scope); err != nil {
@@ -370,7 +370,7 @@ func (a *api) Account(ctx context.Context) (string, error) {
 			Code: sandbox.CodeUnavailable, Subject: a.namespace, Message: "the cluster has no such namespace", Hint: "kubectl create namespace " + a.namespace + ", or set " + namespaceEnv,
 		}
 	case err == nil && (said.Meta.Name != a.namespace || said.Meta.UID == ""):
-		err = a.Strange("the API server answers for another namespace")
+		err = a.ProtocolError("the API server answers for another namespace")
 	}
 	return said.Meta.UID, err
 }
@@ -381,14 +381,14 @@ func (a *api) Credential() hosted.Credential {
 	return hosted.Credential{Name: "namespace " + a.namespace, Key: "namespace " + a.namespace}
 }
 
-// boxOf returns the box of a sandbox: that of its record, or the name of the pod
+// sandboxOf returns the sandbox of a sandbox: that of its record, or the name of the pod
 // that it would get.
-func (a *api) boxOf(id sandbox.ID) (box, error) {
-	if r, _ := a.boxes.Get(string(id)); r.Box != "" {
-		return split(r.Box), nil
+func (a *api) sandboxOf(id sandbox.ID) (sandboxRef, error) {
+	if r, _ := a.sandboxes.Get(string(id)); r.ServiceID != "" {
+		return split(r.ServiceID), nil
 	}
-	scope, err := a.boxes.Scope()
-	return box{name: podName(scope, id)}, err
+	scope, err := a.sandboxes.Scope()
+	return sandboxRef{name: podName(scope, id)}, err
 }
 
 // class returns the isolation of a RuntimeClass.

@@ -108,7 +108,7 @@ func (a *api) stock(ctx context.Context, name string) (w warmPool, t template, e
 		return w, t, absent(err, poolKinds, name, "SandboxWarmPool")
 	}
 	if from := w.Spec.Template.Name; w.Meta.Name != name || !usablePath(from) {
-		return w, t, a.Strange("the API server answers for another pool")
+		return w, t, a.ProtocolError("the API server answers for another pool")
 	}
 	err = a.Call(ctx, http.MethodGet, a.path(extensions, templates, w.Spec.Template.Name), nil, &t)
 	return w, t, absent(err, templateKinds, w.Spec.Template.Name, "SandboxTemplate")
@@ -164,7 +164,7 @@ func (a *api) claimed(ctx context.Context, name string) (c claim, err error) {
 	case missing(err, claimKinds, name):
 		err = hosted.ErrNone
 	case err == nil && (c.Meta.Name != name || c.Meta.UID == ""):
-		err = a.Strange("the API server answers for another claim")
+		err = a.ProtocolError("the API server answers for another claim")
 	}
 	return c, err
 }
@@ -188,7 +188,7 @@ func (a *api) take(ctx context.Context, want *pod, pool string) (made pod, err e
 	err = hosted.Poll(ctx, func() (bool, error) {
 		if c, err = a.claimed(ctx, name); err != nil || c.Meta.UID != uid {
 			if err == nil || err == hosted.ErrNone {
-				err = a.Strange("somebody removed the new claim")
+				err = a.ProtocolError("somebody removed the new claim")
 			}
 			return false, err
 		}
@@ -209,7 +209,7 @@ func (a *api) take(ctx context.Context, want *pod, pool string) (made pod, err e
 		}
 		return err == nil, err
 	}, func() error {
-		return a.Strange("the controller of agent-sandbox has not given a pod: see kubectl describe sandboxclaim " + name)
+		return a.ProtocolError("the controller of agent-sandbox has not given a pod: see kubectl describe sandboxclaim " + name)
 	})
 	if err != nil {
 		return pod{}, err

@@ -106,7 +106,7 @@ func (s *server) claimed(t *testing.T, p *Provider, id sandbox.ID) *pod {
 	if err := made.confirm(want, claimed); err != nil {
 		t.Error(err)
 	}
-	s.record(t, p, id, hosted.Record{Box: made.Meta.boxID(), More: true})
+	s.record(t, p, id, hosted.Record{ServiceID: made.Meta.sandboxID(), More: true})
 	return &made
 }
 
@@ -124,7 +124,7 @@ func TestClaim(t *testing.T) {
 	s := withPool(t)
 	p := s.openPool(t)
 	made := s.claimed(t, p, "sb-1")
-	at := split(made.Meta.boxID())
+	at := split(made.Meta.sandboxID())
 	if at.name != made.Meta.Name || at.object != s.objects[at.name].Meta.UID || at.claim == at.name || s.pool.claims[at.claim] == nil || at.claimUID != s.pool.claims[at.claim].Meta.UID {
 		t.Errorf("its box is %+v", at)
 	}
@@ -226,7 +226,7 @@ func TestClaimAdopt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := s.pool.claims[split(made.Meta.boxID()).claim]
+	c := s.pool.claims[split(made.Meta.sandboxID()).claim]
 	if got := s.pods[made.Meta.Name].Meta.Labels[labelScope]; got != scope || c.Meta.Labels[labelScope] != scope {
 		t.Errorf("the pod is of %q and the claim of %q, want %q", got, c.Meta.Labels[labelScope], scope)
 	}

@@ -58,7 +58,7 @@ type gateway struct {
 	served  Gateway // nil: not yet
 
 	mu     sync.Mutex
-	places map[string][]netip.Addr // the addresses of a box
+	places map[string][]netip.Addr // the addresses of a sandbox
 	closed bool
 }
 
@@ -235,13 +235,13 @@ func exclusive(file string, text []byte) error {
 }
 
 // password returns that of a sandbox and its pod.
-func (g *gateway) password(id sandbox.ID, box string) (string, error) {
+func (g *gateway) password(id sandbox.ID, sb string) (string, error) {
 	key, err := g.key()
 	if err != nil {
 		return "", err
 	}
 	h := hmac.New(sha256.New, key)
-	h.Write([]byte(string(id) + "\n" + box))
+	h.Write([]byte(string(id) + "\n" + sb))
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
@@ -263,18 +263,18 @@ var errStranger = &sandbox.Error{Code: sandbox.CodeDenied, Subject: "network", M
 // admit is Admit.
 func (g *gateway) admit(ctx context.Context, id sandbox.ID, password string, from netip.Addr) ([]byte, error) {
 	r, known := g.p.Get(string(id))
-	want, err := g.password(id, r.Box)
+	want, err := g.password(id, r.ServiceID)
 	if err != nil {
 		return nil, err
 	}
-	if subtle.ConstantTimeCompare([]byte(want), []byte(password)) != 1 || !known || r.Box == "" || r.Given || r.Doomed {
+	if subtle.ConstantTimeCompare([]byte(want), []byte(password)) != 1 || !known || r.ServiceID == "" || r.AdoptedElsewhere || r.Destroying {
 		return nil, errStranger
 	}
 	ca, used, err := g.uses(id)
 	if err != nil {
 		return nil, err
 	}
-	places, err := g.placesOf(ctx, r.Box)
+	places, err := g.placesOf(ctx, r.ServiceID)
 	switch {
 	case err == hosted.ErrNone || err == nil && (!used || !slices.Contains(places, from)):
 		return nil, errStranger
@@ -286,21 +286,21 @@ func (g *gateway) admit(ctx context.Context, id sandbox.ID, password string, fro
 
 // placesOf returns the addresses that connections of a pod come from: its own, and
 // those of its node, whose network may translate them. A pod keeps its addresses.
-func (g *gateway) placesOf(ctx context.Context, box string) ([]netip.Addr, error) {
+func (g *gateway) placesOf(ctx context.Context, sb string) ([]netip.Addr, error) {
 	g.mu.Lock()
-	all := g.places[box]
+	all := g.places[sb]
 	g.mu.Unlock()
 	if all != nil {
 		return all, nil
 	}
-	p, err := g.p.api.get(ctx, box)
+	p, err := g.p.api.get(ctx, sb)
 	if err != nil {
 		return nil, err
 	}
 	all = p.addresses()
 	if len(p.Status.PodIPs) > 0 {
 		g.mu.Lock()
-		g.places[box] = all
+		g.places[sb] = all
 		g.mu.Unlock()
 	}
 	return all, nil
@@ -338,7 +338,7 @@ func (g *gateway) forget(id sandbox.ID) error {
 	}
 	r, _ := g.p.Get(string(id))
 	g.mu.Lock()
-	delete(g.places, r.Box)
+	delete(g.places, r.ServiceID)
 	g.mu.Unlock()
 	if err := os.Remove(g.certificate(id)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -347,8 +347,8 @@ func (g *gateway) forget(id sandbox.ID) error {
 }
 
 // environment is that of the programs of a sandbox that uses the gateway.
-func (g *gateway) environment(id sandbox.ID, box string) (map[string]string, error) {
-	password, err := g.password(id, box)
+func (g *gateway) environment(id sandbox.ID, sb string) (map[string]string, error) {
+	password, err := g.password(id, sb)
 	if err != nil {
 		return nil, err
 	}
@@ -398,7 +398,7 @@ func (in *Instance) Configure(ctx context.Context, d guest.Defaults) error {
 	if err != nil || !used {
 		return cmp.Or(err, in.Instance.Configure(ctx, d))
 	}
-	env, err := g.environment(in.ID(), in.Box)
+	env, err := g.environment(in.ID(), in.Sandbox)
 	if err != nil {
 		return err
 	}

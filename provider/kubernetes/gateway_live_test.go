@@ -20,8 +20,8 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/gateway"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/internal/gateway/proxy"
-	"github.com/atoll-run/atoll/internal/gateway/wire"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/provider/internal/hostedtest"
 	"github.com/atoll-run/atoll/provider/kubernetes"
@@ -147,7 +147,7 @@ func throughGateway(t *testing.T, kind string) {
 		}
 	}
 	policy := func(r sandbox.Rule) gateway.Policy {
-		return gateway.Policy{Profile: sandbox.Profile{Rules: []sandbox.Rule{r}}, Secrets: []wire.Secret{{Name: "token", Value: []byte(secret)}}}
+		return gateway.Policy{Profile: sandbox.Profile{Rules: []sandbox.Rule{r}}, Secrets: []messages.Secret{{Name: "token", Value: []byte(secret)}}}
 	}
 	l.policies["sb-a"], l.policies["sb-b"] = policy(rule("only-a", "example.com")), policy(rule("only-b", "b.example.com"))
 

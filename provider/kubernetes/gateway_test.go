@@ -153,10 +153,10 @@ func TestGatewayAdmits(t *testing.T) {
 	}
 	s.made(t, p, "sb-plain").Status.PodIPs = []address{{"10.1.0.9"}}
 	ended, _ := p.Get("sb-ended")
-	delete(s.pods, split(ended.Box).name)
+	delete(s.pods, split(ended.ServiceID).name)
 	password := func(id sandbox.ID) string {
 		r, _ := p.Get(string(id))
-		text, err := p.gateway.password(id, r.Box)
+		text, err := p.gateway.password(id, r.ServiceID)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -192,8 +192,8 @@ func TestGatewayAdmits(t *testing.T) {
 	// A pod that got the name later is not the sandbox.
 	old := password("sb-b")
 	r, _ := p.Get("sb-b")
-	s.pods[split(r.Box).name].Meta.UID = "other"
-	s.record(t, p, "sb-b", hosted.Record{Box: split(r.Box).name + "/other"})
+	s.pods[split(r.ServiceID).name].Meta.UID = "other"
+	s.record(t, p, "sb-b", hosted.Record{ServiceID: split(r.ServiceID).name + "/other"})
 	if _, err := f.admit(t.Context(), "sb-b", old, netip.MustParseAddr("10.1.0.2")); sandbox.CodeOf(err) != sandbox.CodeDenied {
 		t.Errorf("the password of an earlier pod: %v", err)
 	}
@@ -221,7 +221,7 @@ func TestGatewayEnds(t *testing.T) {
 	if err := p.gateway.connect(t.Context(), "sb-a"); err != nil {
 		t.Fatal(err)
 	}
-	env, err := p.gateway.environment("sb-a", made.Meta.boxID())
+	env, err := p.gateway.environment("sb-a", made.Meta.sandboxID())
 	if proxy := env["https_proxy"]; err != nil || !strings.HasPrefix(proxy, "http://sb-a:") || !strings.HasSuffix(proxy, "@10.0.0.5:7072") || env["SSL_CERT_FILE"] == "" {
 		t.Errorf("%v, %v", env, err)
 	}
@@ -233,7 +233,7 @@ func TestGatewayEnds(t *testing.T) {
 	if used, err := other.UsesGateway(t.Context(), "sb-a"); !used || err != nil || again.admit == nil {
 		t.Errorf("after a restart: %v, %v", used, err)
 	}
-	if now, err := other.gateway.environment("sb-a", made.Meta.boxID()); err != nil || now["https_proxy"] != env["https_proxy"] {
+	if now, err := other.gateway.environment("sb-a", made.Meta.sandboxID()); err != nil || now["https_proxy"] != env["https_proxy"] {
 		t.Errorf("the password is another one: %v", err)
 	}
 	delete(s.pods, made.Meta.Name)
@@ -323,7 +323,7 @@ func TestGatewayKilled(t *testing.T) {
 		t.Fatalf("it uses the gateway: %v, %v", used, err)
 	}
 	r, _ := again.Get("sb")
-	if err := again.Erase(t.Context(), "sb", r.Box); err != nil {
+	if err := again.Erase(t.Context(), "sb", r.ServiceID); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(again.gateway.certificate("sb")); err == nil {
@@ -380,14 +380,14 @@ func TestClaimGateway(t *testing.T) {
 	}
 	from := netip.MustParseAddr("10.1.0.1")
 	r, _ := p.Get("sb")
-	password, err := p.gateway.password("sb", r.Box)
-	if err != nil || !strings.Contains(r.Box, made.Meta.UID) {
-		t.Fatalf("the box %q, %v", r.Box, err)
+	password, err := p.gateway.password("sb", r.ServiceID)
+	if err != nil || !strings.Contains(r.ServiceID, made.Meta.UID) {
+		t.Fatalf("the box %q, %v", r.ServiceID, err)
 	}
 	if ca, err := f.admit(t.Context(), "sb", password, from); err != nil || string(ca) != "certificate" {
 		t.Errorf("its own: %q, %v", ca, err)
 	}
-	if other, _ := p.gateway.password("sb", strings.Replace(r.Box, made.Meta.UID, "other", 1)); sandbox.CodeOf(second(f.admit(t.Context(), "sb", other, from))) != sandbox.CodeDenied {
+	if other, _ := p.gateway.password("sb", strings.Replace(r.ServiceID, made.Meta.UID, "other", 1)); sandbox.CodeOf(second(f.admit(t.Context(), "sb", other, from))) != sandbox.CodeDenied {
 		t.Error("the password of another pod is taken")
 	}
 	in, err := p.Attach(t.Context(), "sb")

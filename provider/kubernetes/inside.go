@@ -23,9 +23,9 @@ import (
 
 // inside runs commands in one pod.
 type inside struct {
-	p   *Provider
-	id  sandbox.ID
-	box string
+	p       *Provider
+	id      sandbox.ID
+	sandbox string
 }
 
 func (in *inside) broken(message string) error {
@@ -46,7 +46,7 @@ const (
 // Start implements guestkit.Runner. Another pod may have got the name meanwhile,
 // so the UID is checked before the command gets any input.
 func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Program, error) {
-	name := split(in.box).name
+	name := split(in.sandbox).name
 	if len(env) > 0 {
 		argv = append([]string{"/bin/sh", "-c", `export ` + hosted.Quote(env) + `; exec "$@"`, "atoll"}, argv...)
 	}
@@ -61,7 +61,7 @@ func (in *inside) Start(ctx context.Context, argv, env []string) (guestkit.Progr
 	if err != nil {
 		return nil, in.refused(ctx, err)
 	}
-	if _, err = api.get(ctx, in.box); err != nil {
+	if _, err = api.get(ctx, in.sandbox); err != nil {
 		_ = ws.CloseNow()
 		return nil, in.refused(ctx, err)
 	}
@@ -85,7 +85,7 @@ func (in *inside) refused(ctx context.Context, err error) error {
 		}
 		return err
 	}
-	if b, lookErr := in.p.api.Get(ctx, in.id, in.box); lookErr == nil {
+	if b, lookErr := in.p.api.Get(ctx, in.id, in.sandbox); lookErr == nil {
 		if unusable := in.p.Usable(b); unusable != nil {
 			return unusable // it says how the pod has failed
 		}

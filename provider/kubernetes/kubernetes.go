@@ -147,12 +147,12 @@ func New(opts Options) (*Provider, error) {
 	if !usableName.MatchString(at.namespace) {
 		return nil, invalid("namespace", fmt.Sprintf("%q is not the name of a namespace", at.namespace), nil)
 	}
-	boxes := hosted.Open(opts.Dir)
-	a := newAPI(at, opts.Transport, boxes, opts.NetworkPolicy == Enforced, opts.Pool)
+	sandboxes := hosted.Open(opts.Dir)
+	a := newAPI(at, opts.Transport, sandboxes, opts.NetworkPolicy == Enforced, opts.Pool)
 	p := &Provider{opts: opts, api: a, Core: &hosted.Core{
-		Boxes: boxes, Name: Name, Service: a, API: &a.Client, Expires: true, Resting: []string{"Running"}, Hint: "use its original cluster and namespace",
+		Records: sandboxes, Name: Name, Service: a, API: &a.Client, Expires: true, Resting: []string{"Running"}, Hint: "use its original cluster and namespace",
 	}}
-	p.Enter = func(b hosted.Box) hosted.Inside { return &inside{p: p, id: b.Sandbox, box: b.ID} }
+	p.OpenInside = func(b hosted.Sandbox) hosted.Inside { return &inside{p: p, id: b.Sandbox, sandbox: b.ID} }
 	p.Extend = func(in *hosted.Instance) hosted.Made { return &Instance{in, p} }
 	if p.gateway, err = p.newGateway(); err != nil {
 		return nil, err
@@ -424,9 +424,9 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 		return nil, err
 	}
 	var made pod
-	m := &hosted.Making{
+	m := &hosted.Creation{
 		Spec: spec, Life: spec.Lifetime.HardTimeout(), More: controlled || p.enforced(),
-		Ask: func(ctx context.Context) (hosted.Box, error) {
+		Ask: func(ctx context.Context) (hosted.Sandbox, error) {
 			made, err = p.request(ctx, want, how)
 			return made.describe(), err
 		},
@@ -515,11 +515,11 @@ func (p *Provider) request(ctx context.Context, want *pod, how way) (made pod, e
 	if err != nil {
 		return pod{}, err
 	}
-	at := made.Meta.boxID()
+	at := made.Meta.sandboxID()
 	err = hosted.Poll(ctx, func() (bool, error) {
 		now, err := p.api.get(ctx, at)
 		if err == hosted.ErrNone {
-			return false, p.Strange("somebody removed the new pod")
+			return false, p.ProtocolError("somebody removed the new pod")
 		}
 		if err != nil {
 			return false, err
@@ -528,7 +528,7 @@ func (p *Provider) request(ctx context.Context, want *pod, how way) (made pod, e
 		return made.started(asked)
 	}, func() error {
 		word, _, _ := made.state()
-		return p.Strange("the new pod is still " + word)
+		return p.ProtocolError("the new pod is still " + word)
 	})
 	return made, err
 }

@@ -190,7 +190,7 @@ func (s *server) made(t *testing.T, p *Provider, id sandbox.ID) *pod {
 	}
 	made := newPod(scope, "try", "image", "", &sandbox.Spec{ID: id, Labels: map[string]string{"k": "v"}})
 	s.put(made)
-	s.record(t, p, id, hosted.Record{Box: made.Meta.boxID()})
+	s.record(t, p, id, hosted.Record{ServiceID: made.Meta.sandboxID()})
 	return made
 }
 
@@ -674,8 +674,8 @@ func TestHostileServer(t *testing.T) {
 		}
 		return true
 	}
-	box, _ := p.Boxes.Get("sb-1")
-	run := &inside{p: p, id: "sb-1", box: box.Box}
+	sb, _ := p.Records.Get("sb-1")
+	run := &inside{p: p, id: "sb-1", sandbox: sb.ServiceID}
 	if out, err := run.Run(t.Context(), "true"); sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 		t.Errorf("a giant frame: %d bytes, %v", len(out), err)
 	}
@@ -691,7 +691,7 @@ func TestHostileServer(t *testing.T) {
 // How commands end, with the messages of API servers.
 func TestExits(t *testing.T) {
 	p := serve(t).open(t, t.TempDir(), nil)
-	in := &inside{p: p, id: "sb", box: "none/uid"}
+	in := &inside{p: p, id: "sb", sandbox: "none/uid"}
 	for text, want := range map[string]string{
 		`{"metadata":{},"status":"Success"}`: "the program has ended: exited",
 		`{"metadata":{},"status":"Failure","message":"command terminated with non-zero exit code: error executing command [sh -c exit 77], exit code 77","reason":"NonZeroExitCode","details":{"causes":[{"reason":"ExitCode","message":"77"}]}}`:                                                                                             "the program has ended: exited",

@@ -156,7 +156,7 @@ func (a *api) object(ctx context.Context, name string) (o object, err error) {
 	case absent || missing(err, objectKinds, name):
 		err = hosted.ErrNone
 	case err == nil && (o.Meta.Name != name || o.Meta.UID == ""):
-		err = a.Strange("the API server answers for another object")
+		err = a.ProtocolError("the API server answers for another object")
 	}
 	return o, err
 }
@@ -166,12 +166,12 @@ func (a *api) object(ctx context.Context, name string) (o object, err error) {
 // Atoll have none.
 const suspendedMode = "Suspended"
 
-// resting returns the sandbox of a box whose object is suspended. ErrNone: it is not.
+// resting returns the sandbox of a sandbox whose object is suspended. ErrNone: it is not.
 // Such a sandbox has no pod and is not gone, because its object is there on purpose:
 // somebody suspended it, and decides whether it goes on or ends.
-func (a *api) resting(ctx context.Context, at box) (hosted.Box, error) {
+func (a *api) resting(ctx context.Context, at sandboxRef) (hosted.Sandbox, error) {
 	if at.object == "" {
-		return hosted.Box{}, hosted.ErrNone
+		return hosted.Sandbox{}, hosted.ErrNone
 	}
 	o, err := a.object(ctx, at.name)
 	if err == nil && at.claim != "" { // it has the labels
@@ -187,11 +187,11 @@ func (a *api) resting(ctx context.Context, at box) (hosted.Box, error) {
 	case err == nil || unmade(err):
 		err = hosted.ErrNone
 	}
-	return hosted.Box{}, err
+	return hosted.Sandbox{}, err
 }
 
 // describe converts a suspended object. Its ID has no pod.
-func (o *object) describe() hosted.Box {
+func (o *object) describe() hosted.Sandbox {
 	p := pod{Meta: o.Meta}
 	b := p.describe()
 	b.ID = o.Meta.Name + "//" + o.Meta.UID
@@ -202,7 +202,7 @@ func (o *object) describe() hosted.Box {
 
 // suspended lists the sandboxes whose objects are suspended. there are the objects
 // with a pod. Objects that were claimed do not have our labels: records name them.
-func (a *api) suspended(ctx context.Context, selector string, id sandbox.ID, there map[string]bool) (all []hosted.Box, err error) {
+func (a *api) suspended(ctx context.Context, selector string, id sandbox.ID, there map[string]bool) (all []hosted.Sandbox, err error) {
 	objects, err := listed[object](ctx, a, a.objects(""), "SandboxList", selector)
 	if err != nil {
 		absent, err := a.absent(ctx, agentsGroup, err)
@@ -214,22 +214,22 @@ func (a *api) suspended(ctx context.Context, selector string, id sandbox.ID, the
 	for i := range objects {
 		if o := &objects[i]; o.Spec.Mode == suspendedMode && !there[o.Meta.UID] {
 			b := o.describe()
-			if r, _ := a.boxes.Get(string(b.Sandbox)); split(r.Box).object == o.Meta.UID {
-				b.ID = r.Box
+			if r, _ := a.sandboxes.Get(string(b.Sandbox)); split(r.ServiceID).object == o.Meta.UID {
+				b.ID = r.ServiceID
 			}
 			all = append(all, b)
 		}
 	}
-	for _, name := range a.boxes.IDs() {
-		r, _ := a.boxes.Get(name)
-		at := split(r.Box)
+	for _, name := range a.sandboxes.IDs() {
+		r, _ := a.sandboxes.Get(name)
+		at := split(r.ServiceID)
 		if at.claim == "" || there[at.object] || id != "" && name != string(id) {
 			continue
 		}
 		b, err := a.resting(ctx, at)
 		switch {
 		case err == nil:
-			b.ID, b.Sandbox = r.Box, sandbox.ID(name)
+			b.ID, b.Sandbox = r.ServiceID, sandbox.ID(name)
 			all = append(all, b)
 		case err != hosted.ErrNone:
 			return nil, err
@@ -265,11 +265,11 @@ func (a *api) order(ctx context.Context, want *pod) (made pod, err error) {
 			return false, o.Status.refused(name)
 		}
 		if err == nil || err == hosted.ErrNone {
-			err = a.Strange("somebody removed the new object")
+			err = a.ProtocolError("somebody removed the new object")
 		}
 		return false, err
 	}, func() error {
-		return a.Strange("the controller of agent-sandbox has not made the pod: see kubectl describe sandbox " + name)
+		return a.ProtocolError("the controller of agent-sandbox has not made the pod: see kubectl describe sandbox " + name)
 	})
 	return made, err
 }
@@ -306,9 +306,9 @@ func (s *objectStatus) refused(name string) error {
 	return nil
 }
 
-// discard removes what made the pod of a box, and would make another one: the
+// discard removes what made the pod of a sandbox, and would make another one: the
 // claim, if there is one, and the object.
-func (a *api) discard(ctx context.Context, b box) error {
+func (a *api) discard(ctx context.Context, b sandboxRef) error {
 	if b.claim != "" {
 		if err := a.remove(ctx, a.path(extensions, claims, b.claim), claimKinds, b.claim, b.claimUID); err != nil {
 			return err
@@ -335,7 +335,7 @@ func (a *api) remove(ctx context.Context, path, kinds, name, uid string) error {
 		case missing(err, kinds, name):
 			return true, nil
 		case err == nil && (now.Meta.Name != name || now.Meta.UID == ""):
-			err = a.Strange("the API server answers for another object")
+			err = a.ProtocolError("the API server answers for another object")
 		}
 		return err == nil && now.Meta.UID != uid, err
 	}, func() error {
@@ -351,7 +351,7 @@ func (a *api) leftover(ctx context.Context, name string, id sandbox.ID) error {
 	if a.pool != "" {
 		c, err := a.claimed(ctx, name)
 		if err == nil && c.Meta.Labels[labelID] == string(id) {
-			err = a.discard(ctx, box{claim: name, claimUID: c.Meta.UID})
+			err = a.discard(ctx, sandboxRef{claim: name, claimUID: c.Meta.UID})
 		}
 		if err != nil && !unmade(err) {
 			return err
@@ -360,7 +360,7 @@ func (a *api) leftover(ctx context.Context, name string, id sandbox.ID) error {
 	o, err := a.object(ctx, name)
 	switch {
 	case err == nil && o.Meta.Labels[labelID] == string(id):
-		return a.discard(ctx, box{name: name, object: o.Meta.UID})
+		return a.discard(ctx, sandboxRef{name: name, object: o.Meta.UID})
 	case err == nil || unmade(err):
 		return nil
 	}
@@ -376,7 +376,7 @@ func unmade(err error) bool {
 // rescope sets the scope of an object. Its controller copies labels to the pod,
 // but for one that was claimed, it restores those of the template: the claim has
 // the label.
-func (a *api) rescope(ctx context.Context, b box, scope string) error {
+func (a *api) rescope(ctx context.Context, b sandboxRef, scope string) error {
 	labels := map[string]string{labelScope: scope}
 	if b.claim != "" {
 		return a.merge(ctx, a.path(extensions, claims, b.claim), map[string]any{"metadata": map[string]any{"uid": b.claimUID, "labels": labels}}, new(claim))

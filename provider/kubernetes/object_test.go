@@ -201,7 +201,7 @@ func (s *server) ordered(t *testing.T, p *Provider, id sandbox.ID) *pod {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.record(t, p, id, hosted.Record{Box: made.Meta.boxID(), More: true})
+	s.record(t, p, id, hosted.Record{ServiceID: made.Meta.sandboxID(), More: true})
 	return &made
 }
 
@@ -219,8 +219,8 @@ func TestOrder(t *testing.T) {
 	s := withAgents(t)
 	p := s.open(t, t.TempDir(), nil)
 	made := s.ordered(t, p, "sb-1")
-	if b := split(made.Meta.boxID()); b != (box{name: made.Meta.Name, uid: made.Meta.UID, object: s.objects[made.Meta.Name].Meta.UID}) {
-		t.Errorf("its box is %q", made.Meta.boxID())
+	if b := split(made.Meta.sandboxID()); b != (sandboxRef{name: made.Meta.Name, uid: made.Meta.UID, object: s.objects[made.Meta.Name].Meta.UID}) {
+		t.Errorf("its box is %q", made.Meta.sandboxID())
 	}
 	in, err := p.Attach(t.Context(), "sb-1")
 	if err != nil {

@@ -236,11 +236,11 @@ func (p *pod) deserted() bool {
 }
 
 // describe converts a pod.
-func (p *pod) describe() hosted.Box {
+func (p *pod) describe() hosted.Sandbox {
 	if p.Meta.UID == "" {
-		return hosted.Box{}
+		return hosted.Sandbox{}
 	}
-	b := hosted.Box{ID: p.Meta.boxID(), Sandbox: sandbox.ID(p.Meta.Labels[labelID]), Scope: p.Meta.Labels[labelScope], Created: p.Meta.Created}
+	b := hosted.Sandbox{ID: p.Meta.sandboxID(), Sandbox: sandbox.ID(p.Meta.Labels[labelID]), Scope: p.Meta.Labels[labelScope], Created: p.Meta.Created}
 	b.Status, b.State, b.Why = p.state()
 	if text, ok := p.Meta.Annotations[noteLabels]; ok && json.Unmarshal([]byte(text), &b.Labels) == nil && b.Labels == nil {
 		b.Labels = map[string]string{}
@@ -440,7 +440,7 @@ func (a *api) limit(ctx context.Context, want *policy) error {
 	got, err1 := json.Marshal(now.Spec)
 	asked, err2 := json.Marshal(want.Spec)
 	if err1 != nil || err2 != nil || string(got) != string(asked) || now.Meta.Name != name {
-		return a.Strange("the API server does not confirm the NetworkPolicy")
+		return a.ProtocolError("the API server does not confirm the NetworkPolicy")
 	}
 	return nil
 }
@@ -464,7 +464,7 @@ func (a *api) unlimit(ctx context.Context, name, id string) error {
 // Clear implements hosted.Clearer: it removes the policy of a sandbox that has
 // ended, and the object of one that got no pod.
 func (a *api) Clear(ctx context.Context, id sandbox.ID, _ bool) error {
-	b, err := a.boxOf(id)
+	b, err := a.sandboxOf(id)
 	if err != nil {
 		return err
 	}

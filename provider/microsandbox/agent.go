@@ -21,9 +21,9 @@ import (
 
 // inside is the agent in one sandbox.
 type inside struct {
-	p    *Provider
-	box  string // its ID
-	name sandbox.ID
+	p       *Provider
+	sandbox string // its ID
+	name    sandbox.ID
 }
 
 func (in *inside) broken(message string) error {
@@ -33,11 +33,11 @@ func (in *inside) broken(message string) error {
 // Wake implements hosted.Inside. It starts a sandbox that is stopped. It never
 // creates another one.
 func (in *inside) Wake(ctx context.Context) error {
-	return in.p.Move(ctx, in.name, in.box, func(now hosted.Box) (bool, error) {
+	return in.p.Move(ctx, in.name, in.sandbox, func(now hosted.Sandbox) (bool, error) {
 		if now.Status == running {
 			return true, nil
 		}
-		return false, in.p.api.Call(ctx, http.MethodPost, "/v1/sandboxes/"+in.box+"/start", struct{}{}, nil)
+		return false, in.p.api.Call(ctx, http.MethodPost, "/v1/sandboxes/"+in.sandbox+"/start", struct{}{}, nil)
 	})
 }
 
@@ -246,7 +246,7 @@ func (a *agent) decode(data []byte, stderr *[]byte) (out []byte, err error) {
 func (in *inside) connect(ctx context.Context) (ws *websocket.Conn, a *agent, err error) {
 	c := &in.p.api.Client
 	err = c.Patient(ctx, func() (err error) {
-		ws, err = c.Dial(ctx, "ws"+strings.TrimPrefix(strings.TrimSuffix(c.Base.String(), "/"), "http")+"/v1/sandboxes/"+in.box+"/agent")
+		ws, err = c.Dial(ctx, "ws"+strings.TrimPrefix(strings.TrimSuffix(c.Base.String(), "/"), "http")+"/v1/sandboxes/"+in.sandbox+"/agent")
 		return err
 	})
 	if err != nil {

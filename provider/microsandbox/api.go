@@ -19,8 +19,8 @@ import (
 // api is a client of the service. It implements hosted.Service.
 type api struct{ *hosted.Login }
 
-// words reads an error of the service, which has one of two forms.
-func words(_ int, body []byte) (code, message string, ok bool) {
+// parseError reads an error of the service, which has one of two forms.
+func parseError(_ int, body []byte) (code, message string, ok bool) {
 	type details struct{ Code, Message string }
 	var said struct {
 		details
@@ -43,8 +43,8 @@ func missing(err error) bool {
 // nothing else that marks a sandbox.
 const names = hosted.Names("-")
 
-// box is the service's description of a sandbox.
-type box struct {
+// apiSandbox is the service's description of a sandbox.
+type apiSandbox struct {
 	ID        string    `json:"id"`
 	Name      string    `json:"name"`
 	Status    string    `json:"status"`
@@ -73,8 +73,8 @@ var states = hosted.States{
 
 // describe converts the service's description of a sandbox. It does not report
 // labels.
-func (b box) describe() hosted.Box {
-	d := hosted.Box{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: b.Created}
+func (b apiSandbox) describe() hosted.Sandbox {
+	d := hosted.Sandbox{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: b.Created}
 	d.Scope, d.Sandbox, _ = names.Parse(b.Name)
 	return d
 }
@@ -86,33 +86,33 @@ func at(id, rest string) string { return sandboxes + "/" + url.PathEscape(id) + 
 
 // get returns the sandbox at a path. right reports whether it is the one that was
 // asked for.
-func (a *api) get(ctx context.Context, where string, right func(box) bool) (b box, err error) {
+func (a *api) get(ctx context.Context, where string, right func(apiSandbox) bool) (b apiSandbox, err error) {
 	err = a.Call(ctx, http.MethodGet, where, nil, &b)
 	switch {
 	case missing(err):
 		err = hosted.ErrNone
 	case err == nil && (b.ID == "" || !right(b)):
-		err = a.Strange("the service answers for another sandbox")
+		err = a.ProtocolError("the service answers for another sandbox")
 	}
 	return b, err
 }
 
-func (a *api) byID(ctx context.Context, id string) (box, error) {
-	return a.get(ctx, at(id, ""), func(b box) bool { return b.ID == id })
+func (a *api) byID(ctx context.Context, id string) (apiSandbox, error) {
+	return a.get(ctx, at(id, ""), func(b apiSandbox) bool { return b.ID == id })
 }
 
-func (a *api) named(ctx context.Context, name string) (box, error) {
-	return a.get(ctx, at("by-name", "/"+url.PathEscape(name)), func(b box) bool { return b.Name == name })
+func (a *api) named(ctx context.Context, name string) (apiSandbox, error) {
+	return a.get(ctx, at("by-name", "/"+url.PathEscape(name)), func(b apiSandbox) bool { return b.Name == name })
 }
 
 // Get implements hosted.Service.
-func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Box, error) {
+func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Sandbox, error) {
 	b, err := a.byID(ctx, id)
 	return b.describe(), err
 }
 
 // Find implements hosted.Finder.
-func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Box, error) {
+func (a *api) Find(ctx context.Context, scope string, id sandbox.ID) (hosted.Sandbox, error) {
 	b, err := a.named(ctx, names.Of(scope, id))
 	return b.describe(), err
 }
@@ -130,7 +130,7 @@ func page[T any](ctx context.Context, a *api, where, cursor string, size int) (p
 	}
 	err = a.Call(ctx, http.MethodGet, where+"?"+q.Encode(), nil, &p)
 	if err == nil && p.Data == nil {
-		err = a.Strange("the service's list is invalid")
+		err = a.ProtocolError("the service's list is invalid")
 	}
 	return p, err
 }
@@ -144,8 +144,8 @@ func listed[T any](ctx context.Context, a *api, where string) ([]T, error) {
 }
 
 // List implements hosted.Service. The service filters by no part of a name.
-func (a *api) List(ctx context.Context, _ string, _ sandbox.ID) (found []hosted.Box, err error) {
-	all, err := listed[box](ctx, a, sandboxes)
+func (a *api) List(ctx context.Context, _ string, _ sandbox.ID) (found []hosted.Sandbox, err error) {
+	all, err := listed[apiSandbox](ctx, a, sandboxes)
 	for _, b := range all {
 		found = append(found, b.describe())
 	}
@@ -167,7 +167,7 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
 			_ = a.Call(ctx, http.MethodPost, at(id, "/stop"), struct{}{}, nil) // the next attempt shows the result
 		}
 		return err
-	}, func() error { return a.Strange("the service does not end the sandbox") })
+	}, func() error { return a.ProtocolError("the service does not end the sandbox") })
 }
 
 // network is what a sandbox may reach. Without a policy, that is the public

@@ -31,7 +31,7 @@ type Options struct {
 }
 
 var opening = hosted.Opening{
-	Name: Name, Version: "v1", Key: "MSB_API_KEY", URL: "MSB_API_URL", Public: "https://api.microsandbox.dev", Words: words,
+	Name: Name, Version: "v1", Key: "MSB_API_KEY", URL: "MSB_API_URL", Public: "https://api.microsandbox.dev", ParseError: parseError,
 }
 
 const (
@@ -73,7 +73,7 @@ func New(opts Options) (*Provider, error) {
 	a := &api{login}
 	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
 	p.Expires, p.Reboots, p.Marks, p.Resting = true, true, true, []string{running, stopped, created}
-	p.Enter = func(b hosted.Box) hosted.Inside { return &inside{p: p, box: b.ID, name: b.Sandbox} }
+	p.OpenInside = func(b hosted.Sandbox) hosted.Inside { return &inside{p: p, sandbox: b.ID, name: b.Sandbox} }
 	p.Extend = func(in *hosted.Instance) hosted.Made { return Instance{hosted.Savable{Instance: in}} }
 	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}, AtRest: true})
 	return p, p.Start(opts.Executable)
@@ -89,7 +89,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		},
 		Notes: []driver.Finding{{Severity: driver.Note, Subject: "snapshots", Message: "the service saves only stopped sandboxes, so a snapshot ends the sandbox"}},
 	}, func(ctx context.Context) error {
-		_, err := page[box](ctx, p.api, sandboxes, "", 1)
+		_, err := page[apiSandbox](ctx, p.api, sandboxes, "", 1)
 		return err
 	})
 }
@@ -160,10 +160,10 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, adapt func(*cre
 	if err := adapt(&c); err != nil {
 		return nil, err
 	}
-	var b box
-	return p.Make(ctx, &hosted.Making{
+	var b apiSandbox
+	return p.Make(ctx, &hosted.Creation{
 		Spec: spec, Life: life,
-		Ask: func(ctx context.Context) (hosted.Box, error) {
+		Ask: func(ctx context.Context) (hosted.Sandbox, error) {
 			b, err = p.request(ctx, spec.ID, &c)
 			return b.describe(), err
 		},
@@ -172,34 +172,34 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, adapt func(*cre
 }
 
 // request requests a sandbox and waits until it runs.
-func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (b box, err error) {
+func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (b apiSandbox, err error) {
 	err = p.api.Call(ctx, http.MethodPost, sandboxes+"?start=true", c, nil)
 	if hosted.Refused(err) {
 		return b, err
 	}
-	b, err = hosted.Search(ctx, &p.api.Client, err, func() (box, error) { return p.api.named(ctx, c.Name) })
+	b, err = hosted.Search(ctx, &p.api.Client, err, func() (apiSandbox, error) { return p.api.named(ctx, c.Name) })
 	if err != nil {
 		return b, err
 	}
 	now, err := p.Settled(ctx, id, b.ID)
 	if err == nil && now.Status != running {
-		err = p.Strange("the new sandbox is " + now.Status)
+		err = p.ProtocolError("the new sandbox is " + now.Status)
 	}
 	return b, err
 }
 
 // confirm checks what the service shows of a new sandbox. It need not show
 // everything.
-func (p *Provider) confirm(b box, c *creation) error {
+func (p *Provider) confirm(b apiSandbox, c *creation) error {
 	switch {
 	case b.Ephemeral:
-		return p.Strange("the service removes the sandbox when it stops")
+		return p.ProtocolError("the service removes the sandbox when it stops")
 	case b.Spec == nil:
 		return nil
 	case b.Spec.Network != nil && !c.Network.same(b.Spec.Network):
-		return p.Strange("the service does not confirm the network of the sandbox")
+		return p.ProtocolError("the service does not confirm the network of the sandbox")
 	case b.Spec.Lifecycle != nil && b.Spec.Lifecycle.Seconds != c.Lifecycle.Seconds:
-		return p.Strange("the service does not confirm the lifetime of the sandbox")
+		return p.ProtocolError("the service does not confirm the lifetime of the sandbox")
 	}
 	return nil
 }

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(hostedtest.Main(m)) }
 
-const box = "/v1/sandboxes/*"
+const anySandbox = "/v1/sandboxes/*"
 
 // A sandbox is looked up by its name before it is created. The fake counts that
 // as the same path.
@@ -47,7 +47,7 @@ var suite = hostedtest.Suite[*microsandbox.Provider, *service.Server]{
 		hostedtest.Reach(s, sandbox.EgressTarget{Host: "api.a.test"}, sandbox.EgressTarget{Host: "*.b.test"}, sandbox.EgressTarget{Prefix: netip.MustParsePrefix("192.0.2.0/24")})
 		s.Lifetime.Timeout = 30 * time.Minute
 	},
-	Boxes: "/v1/sandboxes", Box: box, Absent: box, Looks: 1, LooksFirst: true,
+	Sandboxes: "/v1/sandboxes", Sandbox: anySandbox, Absent: anySandbox, Looks: 1, LooksFirst: true,
 	NotFound: `{"error":{"code":"sandbox_not_found","message":"Sandbox not found"}}`, Invalid: `{"code":"invalid_sandbox_config","message":"no"}`,
 	Changing: `{"error":{"code":"sandbox_still_running","message":"Sandbox is running"}}`, Nothing: `{"data":[],"next_cursor":null}`,
 	Renamed: [2]string{`"name":"`, `"name":"other`}, Refusal: `{"error":{"code":"some_code","message":"TEXT"}}`,
@@ -64,16 +64,16 @@ func TestShared(t *testing.T) { suite.Shared(t) }
 
 func TestCreateFaults(t *testing.T) {
 	all := hostedtest.Unavailable(map[string]servicetest.Fault{
-		"open":       hostedtest.Rewritten(box, `"default_egress":"deny"`, `"default_egress":"allow"`),
-		"more names": hostedtest.Rewritten(box, `"domain":"api.a.test"`, `"domain":"b.test"`),
-		"any name":   hostedtest.Rewritten(box, `"strict":true`, `"strict":false`),
-		"short":      hostedtest.Rewritten(box, `"max_duration_secs":1800`, `"max_duration_secs":18`),
-		"ephemeral":  hostedtest.Rewritten(box, `"ephemeral":false`, `"ephemeral":true`),
-		"no agent":   {Method: http.MethodGet, Path: box + "/agent", Status: 502},
+		"open":       hostedtest.Rewritten(anySandbox, `"default_egress":"deny"`, `"default_egress":"allow"`),
+		"more names": hostedtest.Rewritten(anySandbox, `"domain":"api.a.test"`, `"domain":"b.test"`),
+		"any name":   hostedtest.Rewritten(anySandbox, `"strict":true`, `"strict":false`),
+		"short":      hostedtest.Rewritten(anySandbox, `"max_duration_secs":1800`, `"max_duration_secs":18`),
+		"ephemeral":  hostedtest.Rewritten(anySandbox, `"ephemeral":false`, `"ephemeral":true`),
+		"no agent":   {Method: http.MethodGet, Path: anySandbox + "/agent", Status: 502},
 	})
-	all["failed"] = hostedtest.CreateFault{Fault: hostedtest.Rewritten(box, `"status":"running"`, `"status":"failed"`), Want: sandbox.CodeConflict, Posts: 1}
+	all["failed"] = hostedtest.CreateFault{Fault: hostedtest.Rewritten(anySandbox, `"status":"running"`, `"status":"failed"`), Want: sandbox.CodeConflict, Posts: 1}
 	// What the service need not show is not confirmed.
-	all["no spec"] = hostedtest.CreateFault{Fault: hostedtest.Rewritten(box, `"spec":`, `"other":`), Posts: 1}
+	all["no spec"] = hostedtest.CreateFault{Fault: hostedtest.Rewritten(anySandbox, `"spec":`, `"other":`), Posts: 1}
 	suite.CreateFaults(t, all)
 }
 
@@ -99,7 +99,7 @@ func TestSnapshotFaults(t *testing.T) {
 		"not made":          {sandbox.CodeUnavailable, []servicetest.Fault{accepted}},
 		"failed":            {sandbox.CodeUnavailable, []servicetest.Fault{accepted, get(operations+"/*", servicetest.Fault{Status: 200, Body: failed})}},
 		"no operation":      {"", []servicetest.Fault{get(operations+"/*", servicetest.Fault{Status: 404, Body: failed})}},
-		"stop: lost answer": {"", []servicetest.Fault{hostedtest.At(http.MethodPost, box+"/stop", servicetest.Fault{Lose: true})}},
+		"stop: lost answer": {"", []servicetest.Fault{hostedtest.At(http.MethodPost, anySandbox+"/stop", servicetest.Fault{Lose: true})}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w.Fake.Clear()
@@ -214,12 +214,12 @@ func TestCopyFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old, err := w.Fake.Create(servicetest.Box{ID: servicetest.UUID(), Name: "copy-" + saved.Ref.Data, Owner: account}, from)
+	old, err := w.Fake.Create(servicetest.Sandbox{ID: servicetest.UUID(), Name: "copy-" + saved.Ref.Data, Owner: account}, from)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for n, age := range []time.Duration{0, 2 * time.Hour} {
-		w.Fake.Change(old, func(b *servicetest.Box) { b.Created = time.Now().Add(-age) })
+		w.Fake.Change(old, func(b *servicetest.Sandbox) { b.Created = time.Now().Add(-age) })
 		for _, err := range p.Snapshots(t.Context()) {
 			if err != nil {
 				t.Error(err)

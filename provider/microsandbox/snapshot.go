@@ -107,7 +107,7 @@ func (k saver) get(ctx context.Context, name string) (s saved, err error) {
 	case absent(err):
 		err = hosted.ErrNone
 	case err == nil && (s.Name != name || s.Location.Type != managed || s.Location.ID == ""):
-		err = k.p.Strange("the service answers for another snapshot")
+		err = k.p.ProtocolError("the service answers for another snapshot")
 	}
 	return s, err
 }
@@ -140,32 +140,32 @@ func (k saver) Saved(ctx context.Context, id string) (found []hosted.Saved, err 
 
 // Still implements hosted.Stiller.
 func (k saver) Still(ctx context.Context, in *hosted.Instance, _ bool) error {
-	return k.stop(ctx, in.ID(), in.Box)
+	return k.stop(ctx, in.ID(), in.Sandbox)
 }
 
 // stop stops a sandbox.
-func (k saver) stop(ctx context.Context, id sandbox.ID, box string) error {
-	return k.p.Move(ctx, id, box, func(now hosted.Box) (bool, error) {
+func (k saver) stop(ctx context.Context, id sandbox.ID, sb string) error {
+	return k.p.Move(ctx, id, sb, func(now hosted.Sandbox) (bool, error) {
 		if now.Status != running {
 			return true, nil
 		}
-		return false, k.p.api.Call(ctx, http.MethodPost, at(box, "/stop"), struct{}{}, nil)
+		return false, k.p.api.Call(ctx, http.MethodPost, at(sb, "/stop"), struct{}{}, nil)
 	})
 }
 
 // Save implements hosted.Saver.
 func (k saver) Save(ctx context.Context, in *hosted.Instance, id string, _ *hosted.SavedRecord) (hosted.Saved, error) {
-	return k.save(ctx, in.Box, id)
+	return k.save(ctx, in.Sandbox, id)
 }
 
 // save saves a stopped sandbox. It requests the snapshot once. If the answer is
 // lost, it looks for the snapshot, and for an operation, by name.
-func (k saver) save(ctx context.Context, boxID, id string) (out hosted.Saved, err error) {
+func (k saver) save(ctx context.Context, sandboxID, id string) (out hosted.Saved, err error) {
 	scope, err := k.p.Scope()
 	if err != nil {
 		return out, err
 	}
-	b, err := k.p.api.byID(ctx, boxID)
+	b, err := k.p.api.byID(ctx, sandboxID)
 	if err != nil {
 		return out, err
 	}
@@ -174,7 +174,7 @@ func (k saver) save(ctx context.Context, boxID, id string) (out hosted.Saved, er
 		labels[diskLabel] = cmp.Or(b.Spec.Labels[diskLabel], strconv.FormatInt(b.Spec.Resources.Disk, 10))
 	}
 	var o operation
-	err = k.p.api.Call(ctx, http.MethodPost, "/v1/snapshots", map[string]any{"kind": "disk", "sandbox_id": boxID, "name": name, "labels": labels}, &o)
+	err = k.p.api.Call(ctx, http.MethodPost, "/v1/snapshots", map[string]any{"kind": "disk", "sandbox_id": sandboxID, "name": name, "labels": labels}, &o)
 	if err != nil && sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 		return out, err
 	}
@@ -218,7 +218,7 @@ func (k saver) Forget(ctx context.Context, data string) error {
 			err = nil
 		}
 		return err
-	}, func() error { return k.p.Strange("the service does not remove the snapshot") })
+	}, func() error { return k.p.ProtocolError("the service does not remove the snapshot") })
 }
 
 // Copy implements hosted.Saver. A copy has the disk of its source; another one is
@@ -281,7 +281,7 @@ func (p *Provider) CopySnapshot(ctx context.Context, ref driver.SnapshotRef, id 
 
 // tidy removes the sandboxes that copying has left long ago.
 func (k saver) tidy(ctx context.Context) {
-	all, _ := listed[box](ctx, k.p.api, sandboxes)
+	all, _ := listed[apiSandbox](ctx, k.p.api, sandboxes)
 	for _, b := range all {
 		if name, ok := strings.CutPrefix(b.Name, copying); ok && k.Owns(name) && time.Since(b.Created) > 2*longest {
 			_ = k.p.api.End(ctx, "", b.ID) // else the next time

@@ -116,11 +116,11 @@ type maker struct {
 	memory     bool   // it does
 	why        string // why not
 
-	box    box
-	rec    *record
-	link   *Link
-	layers []*os.File
-	disk   *os.File
+	stateDir stateDir
+	rec      *record
+	link     *Link
+	layers   []*os.File
+	disk     *os.File
 }
 
 // make creates the sandbox. After an error nothing is left.
@@ -147,7 +147,7 @@ func (m *maker) make(ctx context.Context) (_ *Instance, err error) {
 		ID: m.spec.ID, Created: time.Now().UTC(), Labels: maps.Clone(m.spec.Labels), Maker: processOf(os.Getpid()),
 		Engine: m.p.engine(b, qemu), Image: m.spec.Image, Digest: m.img.Digest, Resources: m.spec.Resources, Shape: s,
 	}
-	if m.box, err = m.p.newBox(m.rec); err != nil {
+	if m.stateDir, err = m.p.newStateDir(m.rec); err != nil {
 		return nil, err
 	}
 	m.decideMemory()
@@ -161,10 +161,10 @@ func (m *maker) make(ctx context.Context) (_ *Instance, err error) {
 	if in != nil {
 		in.release()
 	}
-	if r, failed := m.box.load(); failed == nil {
+	if r, failed := m.stateDir.load(); failed == nil {
 		m.rec = r
 	}
-	if left := m.p.end(m.box, m.rec); left != nil {
+	if left := m.p.end(m.stateDir, m.rec); left != nil {
 		err = errors.Join(err, left)
 	}
 	return nil, err
@@ -186,7 +186,7 @@ func (m *maker) start(ctx context.Context, b *boot, res sandbox.Resources) (in *
 	if err := m.prepareDisk(ctx, res.Disk); err != nil {
 		return nil, err
 	}
-	l := &launch{box: m.box, boot: b, shape: m.rec.Shape, layers: m.layers, disk: m.disk, incoming: m.memory}
+	l := &launch{stateDir: m.stateDir, boot: b, shape: m.rec.Shape, layers: m.layers, disk: m.disk, incoming: m.memory}
 	l.config = &guest.Machine{Layers: len(m.layers), PIDs: res.PIDs, Memory: res.Memory, CPUs: res.CPUs}
 	if err := m.connect(ctx, l); err != nil {
 		return nil, err
@@ -196,7 +196,7 @@ func (m *maker) start(ctx context.Context, b *boot, res sandbox.Resources) (in *
 		return nil, err
 	}
 	m.rec.Machine = machine.process
-	if err := m.box.save(m.rec); err != nil {
+	if err := m.stateDir.save(m.rec); err != nil {
 		return nil, err
 	}
 	if err := m.guards(); err != nil {
@@ -218,7 +218,7 @@ func (m *maker) start(ctx context.Context, b *boot, res sandbox.Resources) (in *
 		return in, err
 	}
 	m.rec.Ready = true
-	if err := m.box.save(m.rec); err != nil {
+	if err := m.stateDir.save(m.rec); err != nil {
 		return in, err
 	}
 	m.p.mu.Lock()
@@ -249,7 +249,7 @@ func (m *maker) greet(ctx context.Context, in *Instance, machine *running) error
 		if ctx.Err() != nil {
 			err = errors.New("the guest of the virtual machine does not answer")
 		}
-		if said := m.box.console(ctx); said != "" {
+		if said := m.stateDir.console(ctx); said != "" {
 			err = fmt.Errorf("%w; its console: %s", err, lastLines(said))
 		}
 	}
@@ -279,7 +279,7 @@ func (m *maker) loadMemory(ctx context.Context) error {
 		return err
 	}
 	defer f.Close()
-	return m.box.withMonitor(ctx, func(q *monitor) error {
+	return m.stateDir.withMonitor(ctx, func(q *monitor) error {
 		if err := q.call("getfd", map[string]string{"fdname": "memory"}, nil, int(f.Fd())); err != nil {
 			return err
 		}
@@ -310,16 +310,16 @@ func (m *maker) guards() error {
 		}
 		m.rec.Guards = append(m.rec.Guards, g)
 	}
-	return m.box.save(m.rec)
+	return m.stateDir.save(m.rec)
 }
 
 // prepareDisk makes the disk of the writable layer, or copies that of a snapshot.
 func (m *maker) prepareDisk(ctx context.Context, size int64) (err error) {
 	if m.from != nil {
-		m.disk, err = m.from.loadDisk(ctx, m.box.path(fileDisk))
+		m.disk, err = m.from.loadDisk(ctx, m.stateDir.path(fileDisk))
 		return err
 	}
-	m.disk, err = makeDisk(ctx, m.box.path(fileDisk), size)
+	m.disk, err = makeDisk(ctx, m.stateDir.path(fileDisk), size)
 	return err
 }
 
@@ -390,7 +390,7 @@ func (m *maker) plugIn(ctx context.Context, client *guest.Client, javaHome strin
 
 // instance returns a sandbox by its record. It makes no call.
 func (p *Provider) instance(r *record) *Instance {
-	in := &Instance{p: p, id: r.ID, box: p.box(r.ID), rec: r, released: make(chan struct{})}
+	in := &Instance{p: p, id: r.ID, stateDir: p.stateDir(r.ID), rec: r, released: make(chan struct{})}
 	in.Instance = guestkit.Connected(r.ID, in.connect, in, r.Expires)
 	use := in.Use
 	in.Use = func(ctx context.Context, lasting bool, f func(context.Context, *guest.Client) error) error {

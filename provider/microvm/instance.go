@@ -20,10 +20,10 @@ import (
 // Instance is a virtual machine with a guest in it.
 type Instance struct {
 	*guestkit.Instance
-	p   *Provider
-	id  sandbox.ID
-	box box
-	rec *record // what does not change; see current
+	p        *Provider
+	id       sandbox.ID
+	stateDir stateDir
+	rec      *record // what does not change; see current
 
 	once     sync.Once
 	released chan struct{} // closed when this process does not use it any more
@@ -37,7 +37,7 @@ func (in *Instance) PID() int { return in.rec.Machine.PID }
 
 // current returns the present record.
 func (in *Instance) current() *record {
-	if r, err := in.box.load(); err == nil {
+	if r, err := in.stateDir.load(); err == nil {
 		return r
 	}
 	return in.rec
@@ -45,15 +45,15 @@ func (in *Instance) current() *record {
 
 // Status implements guestkit.Service.
 func (in *Instance) Status(ctx context.Context) (s guestkit.Status, err error) {
-	r, err := in.box.load()
+	r, err := in.stateDir.load()
 	switch {
-	case errors.Is(err, fs.ErrNotExist), err == nil && (r.Doomed || !r.Machine.alive()):
+	case errors.Is(err, fs.ErrNotExist), err == nil && (r.Destroying || !r.Machine.alive()):
 		return s, gone(in.id)
 	case err != nil:
 		return s, err
 	}
 	s.State, s.Ends = sandbox.Running, r.Expires
-	state, err := in.box.machineState(ctx)
+	state, err := in.stateDir.machineState(ctx)
 	if state == statePaused {
 		s.State = sandbox.Paused
 	}
@@ -71,7 +71,7 @@ func (in *Instance) Answers(context.Context) bool { return in.rec.Machine.alive(
 
 // Cause implements guestkit.Service.
 func (in *Instance) Cause(time.Time) sandbox.Exit {
-	r, err := in.box.load()
+	r, err := in.stateDir.load()
 	if err != nil {
 		return guestkit.Killed
 	}
@@ -146,7 +146,7 @@ const connectTime = 30 * time.Second
 // connect connects with the guest on a free link.
 func (in *Instance) connect(ctx context.Context, opts guest.Options) (*guest.Client, error) {
 	paused := func() bool {
-		s, err := in.box.machineState(ctx)
+		s, err := in.stateDir.machineState(ctx)
 		return err == nil && s == statePaused
 	}
 	if in.rec.Ready && paused() {
@@ -161,7 +161,7 @@ func (in *Instance) connect(ctx context.Context, opts guest.Options) (*guest.Cli
 	if err != nil {
 		return nil, in.unreachable(ctx, err)
 	}
-	door, err := dialIn(ctx, in.box.dir, guest.PortDoor)
+	door, err := dialIn(ctx, in.stateDir.dir, guest.PortDoor)
 	if err != nil {
 		conn.Close()
 		return nil, in.unreachable(ctx, err)
@@ -212,7 +212,7 @@ func (in *Instance) takeLink(ctx context.Context) (*linkConn, int, error) {
 	for {
 		for i := range guest.MachineLinks {
 			name := guest.PortLink + strconv.Itoa(i)
-			lock, err := os.OpenFile(in.box.path(name+".lock"), os.O_RDONLY|os.O_CREATE|unix.O_CLOEXEC, 0o600)
+			lock, err := os.OpenFile(in.stateDir.path(name+".lock"), os.O_RDONLY|os.O_CREATE|unix.O_CLOEXEC, 0o600)
 			if err != nil {
 				return nil, 0, err
 			}
@@ -220,7 +220,7 @@ func (in *Instance) takeLink(ctx context.Context) (*linkConn, int, error) {
 				lock.Close()
 				continue
 			}
-			conn, err := dialIn(ctx, in.box.dir, name)
+			conn, err := dialIn(ctx, in.stateDir.dir, name)
 			if err != nil {
 				lock.Close()
 				return nil, 0, err
@@ -250,12 +250,12 @@ func (in *Instance) Destroy(ctx context.Context) error {
 }
 
 func (in *Instance) destroy() error {
-	err := in.box.update(func(r *record) error {
-		r.Doomed = true
+	err := in.stateDir.update(func(r *record) error {
+		r.Destroying = true
 		return nil
 	})
 	if err == nil {
-		err = in.p.end(in.box, in.current())
+		err = in.p.end(in.stateDir, in.current())
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		in.SetDying(false)
@@ -280,7 +280,7 @@ func (in *Instance) SetDeadline(ctx context.Context, at time.Time) error {
 		return err
 	}
 	var former []process
-	err := in.box.update(func(r *record) error {
+	err := in.stateDir.update(func(r *record) error {
 		former, r.Guards, r.Expires = r.Guards, nil, at.UTC().Round(0)
 		if at.IsZero() {
 			r.Expires = time.Time{}

@@ -57,7 +57,7 @@ const maxCPUs = 64
 
 // launch has the parameters and files with which a machine starts. The caller closes the files.
 type launch struct {
-	box      box
+	stateDir stateDir
 	boot     *boot
 	shape    shape
 	config   *guest.Machine
@@ -103,7 +103,7 @@ func (p *Provider) arguments(l *launch) (args []string, files []*os.File, err er
 	if l.shape.Accel == AccelTCG {
 		accel, cpu = "tcg,thread=multi,tb-size=256", "max"
 	}
-	add("-name", machineName+l.box.dir, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+	add("-name", machineName+l.stateDir.dir, "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
 		"-M", "microvm,pit=on,pic=on,rtc=on,isa-serial=on,usb=off,pcie=off", "-accel", accel, "-cpu", cpu,
 		"-smp", strconv.Itoa(l.shape.CPUs), "-m", fmt.Sprintf("size=%dM", l.shape.RAM>>20),
@@ -116,7 +116,7 @@ func (p *Provider) arguments(l *launch) (args []string, files []*os.File, err er
 		add("-incoming", "defer")
 	}
 	socket := func(name string) (string, error) {
-		f, err := listenIn(l.box.dir, name)
+		f, err := listenIn(l.stateDir.dir, name)
 		if err != nil {
 			return "", err
 		}

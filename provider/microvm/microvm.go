@@ -90,7 +90,7 @@ type Images interface {
 // concurrently.
 type Provider struct {
 	opts      Options
-	boxes     string // directory of state directories
+	sandboxes string // directory of state directories
 	snapshots *snapshotstore.Snapshots
 	swept     sync.Once
 
@@ -134,7 +134,7 @@ func New(opts Options) (*Provider, error) {
 	}
 	opts.QEMU = cmp.Or(opts.QEMU, qemuName())
 	opts.SnapshotDir = cmp.Or(opts.SnapshotDir, filepath.Join(opts.StateDir, "snapshots"))
-	p := &Provider{opts: opts, boxes: filepath.Join(opts.StateDir, "boxes"), instances: map[sandbox.ID]*Instance{}}
+	p := &Provider{opts: opts, sandboxes: filepath.Join(opts.StateDir, "boxes"), instances: map[sandbox.ID]*Instance{}}
 	p.snapshots = snapshotstore.NewSnapshots(opts.SnapshotDir, Name, describeSnapshot)
 	return p, nil
 }
@@ -154,7 +154,9 @@ func (p *Provider) Binding(ctx context.Context) (string, error) {
 	return identity.Of(filepath.Join(p.opts.StateDir, "identity"))
 }
 
-func (p *Provider) box(id sandbox.ID) box { return box{filepath.Join(p.boxes, string(id))} }
+func (p *Provider) stateDir(id sandbox.ID) stateDir {
+	return stateDir{filepath.Join(p.sandboxes, string(id))}
+}
 
 // gone is the error for a sandbox without a state directory.
 func gone(id sandbox.ID) error {
@@ -171,9 +173,9 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 		return nil, gone(id)
 	}
 	p.sweepOnce()
-	r, err := p.box(id).load()
+	r, err := p.stateDir(id).load()
 	switch {
-	case errors.Is(err, fs.ErrNotExist), err == nil && r.Doomed:
+	case errors.Is(err, fs.ErrNotExist), err == nil && r.Destroying:
 		return nil, gone(id)
 	case err != nil:
 		return nil, err
@@ -196,7 +198,7 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 	return func(yield func(driver.Found, error) bool) {
 		p.sweepOnce()
-		entries, err := os.ReadDir(p.boxes)
+		entries, err := os.ReadDir(p.sandboxes)
 		if errors.Is(err, fs.ErrNotExist) {
 			return
 		}
@@ -226,7 +228,7 @@ func (p *Provider) found(ctx context.Context, id sandbox.ID) (driver.Found, erro
 	if err := ctx.Err(); err != nil {
 		return driver.Found{}, err
 	}
-	b := p.box(id)
+	b := p.stateDir(id)
 	r, err := b.load()
 	if err != nil {
 		return driver.Found{}, err

@@ -183,7 +183,7 @@ func (p *Provider) try(ctx context.Context, dir string, b *boot) error {
 		return err
 	}
 	s := shape{Accel: p.opts.Accel, CPUs: 1, RAM: 2 * kernelMemory}
-	m, err := p.start(&launch{box: box{tmp}, boot: b, shape: s, disk: disk, config: &guest.Machine{}})
+	m, err := p.start(&launch{stateDir: stateDir{tmp}, boot: b, shape: s, disk: disk, config: &guest.Machine{}})
 	if err != nil {
 		return err
 	}
@@ -199,11 +199,11 @@ func (p *Provider) try(ctx context.Context, dir string, b *boot) error {
 		case <-ctx.Done():
 		case <-time.After(50 * time.Millisecond):
 		}
-		if strings.Contains(box{tmp}.console(ctx), "atoll-guest:") {
+		if strings.Contains(stateDir{tmp}.console(ctx), "atoll-guest:") {
 			return nil
 		}
 	}
-	said := lastLines(box{tmp}.console(ctx))
+	said := lastLines(stateDir{tmp}.console(ctx))
 	if said == "" {
 		said = "nothing"
 	}

@@ -24,7 +24,7 @@ type monitor struct {
 
 // withMonitor connects with the monitor of a sandbox and calls f. The connection
 // ends with the context.
-func (b box) withMonitor(ctx context.Context, f func(*monitor) error) error {
+func (b stateDir) withMonitor(ctx context.Context, f func(*monitor) error) error {
 	ctx, cancel := context.WithTimeout(ctx, monitorTime)
 	defer cancel()
 	conn, err := dialIn(ctx, b.dir, fileQMP)
@@ -97,7 +97,7 @@ func (m *monitor) call(name string, args, result any, fds ...int) error {
 const statePaused = "paused"
 
 // machineState asks QEMU for the state of its machine.
-func (b box) machineState(ctx context.Context) (string, error) {
+func (b stateDir) machineState(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var s struct{ Status string }
@@ -109,7 +109,7 @@ func (b box) machineState(ctx context.Context) (string, error) {
 }
 
 // console returns the end of what the kernel and the guest wrote.
-func (b box) console(ctx context.Context) string {
+func (b stateDir) console(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience/5)
 	defer cancel()
 	var text string
@@ -129,12 +129,12 @@ func lastLines(text string) string {
 }
 
 // freeze stops the machine's processors.
-func (b box) freeze(ctx context.Context) error {
+func (b stateDir) freeze(ctx context.Context) error {
 	return b.withMonitor(ctx, func(m *monitor) error { return m.call("stop", nil, nil) })
 }
 
 // thaw continues the machine.
-func (b box) thaw(ctx context.Context) error {
+func (b stateDir) thaw(ctx context.Context) error {
 	return b.withMonitor(ctx, func(m *monitor) error { return m.call("cont", nil, nil) })
 }
 

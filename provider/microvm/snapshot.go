@@ -76,7 +76,7 @@ func (in *Instance) Pause(ctx context.Context) error {
 	if err != nil || asleep {
 		return err
 	}
-	if err := in.box.freeze(ctx); err != nil {
+	if err := in.stateDir.freeze(ctx); err != nil {
 		return in.ended(ctx, err)
 	}
 	return nil
@@ -108,10 +108,10 @@ func (in *Instance) Resume(ctx context.Context) error {
 	if err != nil || !asleep {
 		return err
 	}
-	if err := in.box.thaw(ctx); err != nil {
+	if err := in.stateDir.thaw(ctx); err != nil {
 		return in.ended(ctx, err)
 	}
-	if door, err := dialIn(ctx, in.box.dir, guest.PortDoor); err == nil {
+	if door, err := dialIn(ctx, in.stateDir.dir, guest.PortDoor); err == nil {
 		_ = guest.SetTime(door)
 		door.Close()
 	}
@@ -152,7 +152,7 @@ func (in *Instance) Snapshot(ctx context.Context, opts driver.SnapshotOptions) (
 // opts.Stop, the machine ends only after that.
 func (in *Instance) capture(ctx context.Context, dir string, opts driver.SnapshotOptions, asleep bool) (snap driver.Snapshot, err error) {
 	if asleep { // what is in the memory alone must be on the disk
-		if err := in.box.thaw(ctx); err != nil {
+		if err := in.stateDir.thaw(ctx); err != nil {
 			return snap, err
 		}
 	}
@@ -160,7 +160,7 @@ func (in *Instance) capture(ctx context.Context, dir string, opts driver.Snapsho
 	if err == nil || asleep {
 		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
 		defer cancel()
-		err = errors.Join(err, in.box.freeze(late))
+		err = errors.Join(err, in.stateDir.freeze(late))
 	}
 	if err != nil {
 		return snap, err
@@ -171,7 +171,7 @@ func (in *Instance) capture(ctx context.Context, dir string, opts driver.Snapsho
 		if asleep {
 			return nil
 		}
-		return in.box.thaw(late)
+		return in.stateDir.thaw(late)
 	}
 	err = in.save(ctx, dir, opts)
 	if err != nil || !opts.Stop {
@@ -191,7 +191,7 @@ func (in *Instance) capture(ctx context.Context, dir string, opts driver.Snapsho
 
 // stop ends the machine because its state is in a snapshot.
 func (in *Instance) stop() error {
-	err := in.box.update(func(r *record) error {
+	err := in.stateDir.update(func(r *record) error {
 		r.Stopped = true
 		return nil
 	})
@@ -224,7 +224,7 @@ func (in *Instance) save(ctx context.Context, dir string, opts driver.SnapshotOp
 			return fmt.Errorf("saving the memory: %w", err)
 		}
 	}
-	if err := s.saveDisk(ctx, in.box.path(fileDisk), filepath.Join(dir, snapDisk)); err != nil {
+	if err := s.saveDisk(ctx, in.stateDir.path(fileDisk), filepath.Join(dir, snapDisk)); err != nil {
 		return fmt.Errorf("saving the disk: %w", err)
 	}
 	text, err := json.Marshal(s)
@@ -241,7 +241,7 @@ func (in *Instance) saveMemory(ctx context.Context, file string) error {
 		return err
 	}
 	defer f.Close()
-	return in.box.withMonitor(ctx, func(m *monitor) error {
+	return in.stateDir.withMonitor(ctx, func(m *monitor) error {
 		if err := m.call("getfd", map[string]string{"fdname": "memory"}, nil, int(f.Fd())); err != nil {
 			return err
 		}

@@ -34,27 +34,27 @@ const (
 
 // record is the stored record of a sandbox.
 type record struct {
-	ID        sandbox.ID        `json:"id"`
-	Created   time.Time         `json:"created"`
-	Expires   time.Time         `json:"expires,omitzero"`
-	Labels    map[string]string `json:"labels,omitempty"`
-	Ready     bool              `json:"ready,omitempty"`  // creation has finished
-	Doomed    bool              `json:"doomed,omitempty"` // it is being destroyed
-	Stopped   bool              `json:"stopped,omitempty"`
-	Maker     process           `json:"maker"` // the process that creates it
-	Machine   process           `json:"machine,omitzero"`
-	Guards    []process         `json:"guards,omitempty"` // they end the machine
-	Engine    string            `json:"engine,omitempty"`
-	Image     string            `json:"image"`
-	Digest    string            `json:"digest"`
-	Resources sandbox.Resources `json:"resources"`
-	Shape     shape             `json:"shape"`
+	ID         sandbox.ID        `json:"id"`
+	Created    time.Time         `json:"created"`
+	Expires    time.Time         `json:"expires,omitzero"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	Ready      bool              `json:"ready,omitempty"`  // creation has finished
+	Destroying bool              `json:"doomed,omitempty"` // it is being destroyed
+	Stopped    bool              `json:"stopped,omitempty"`
+	Maker      process           `json:"maker"` // the process that creates it
+	Machine    process           `json:"machine,omitzero"`
+	Guards     []process         `json:"guards,omitempty"` // they end the machine
+	Engine     string            `json:"engine,omitempty"`
+	Image      string            `json:"image"`
+	Digest     string            `json:"digest"`
+	Resources  sandbox.Resources `json:"resources"`
+	Shape      shape             `json:"shape"`
 }
 
 // outcome returns how a machine ended that nobody ended on purpose.
 func (r *record) outcome() sandbox.Exit {
 	switch {
-	case r.Doomed:
+	case r.Destroying:
 		return guestkit.Killed
 	case r.Stopped:
 		exit := guestkit.Killed
@@ -68,12 +68,12 @@ func (r *record) outcome() sandbox.Exit {
 	return sandbox.Exit{Code: -1, Reason: sandbox.ReasonCrashed, Detail: "the virtual machine ended"}
 }
 
-// box is the state directory of a sandbox.
-type box struct{ dir string }
+// stateDir is the state directory of a sandbox.
+type stateDir struct{ dir string }
 
-func (b box) path(file string) string { return filepath.Join(b.dir, file) }
+func (b stateDir) path(file string) string { return filepath.Join(b.dir, file) }
 
-func (b box) load() (*record, error) {
+func (b stateDir) load() (*record, error) {
 	text, err := os.ReadFile(b.path(fileRecord))
 	if err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func (b box) load() (*record, error) {
 	return r, nil
 }
 
-func (b box) save(r *record) error {
+func (b stateDir) save(r *record) error {
 	text, err := json.MarshalIndent(r, "", "\t")
 	if err != nil {
 		return err
@@ -98,7 +98,7 @@ func (b box) save(r *record) error {
 }
 
 // update changes the record, under a lock against other processes.
-func (b box) update(change func(*record) error) error {
+func (b stateDir) update(change func(*record) error) error {
 	dir, err := os.Open(b.dir)
 	if err != nil {
 		return err
@@ -117,17 +117,17 @@ func (b box) update(change func(*record) error) error {
 	return b.save(r)
 }
 
-// newBox creates the state directory of a new sandbox with its record.
-func (p *Provider) newBox(r *record) (box, error) {
-	if err := os.MkdirAll(p.boxes, 0o700); err != nil {
-		return box{}, err
+// newStateDir creates the state directory of a new sandbox with its record.
+func (p *Provider) newStateDir(r *record) (stateDir, error) {
+	if err := os.MkdirAll(p.sandboxes, 0o700); err != nil {
+		return stateDir{}, err
 	}
-	tmp, err := os.MkdirTemp(p.boxes, halfMade)
+	tmp, err := os.MkdirTemp(p.sandboxes, halfMade)
 	if err != nil {
-		return box{}, err
+		return stateDir{}, err
 	}
-	b := p.box(r.ID)
-	err = box{tmp}.save(r)
+	b := p.stateDir(r.ID)
+	err = stateDir{tmp}.save(r)
 	if err == nil {
 		err = os.Rename(tmp, b.dir) // fails if the directory exists, because that is not empty
 	}
@@ -138,7 +138,7 @@ func (p *Provider) newBox(r *record) (box, error) {
 	if errors.Is(err, fs.ErrExist) || errors.Is(err, unix.ENOTEMPTY) {
 		err = &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: "microvm.create", Subject: string(r.ID), Message: "a sandbox with this ID already exists"}
 	}
-	return box{}, err
+	return stateDir{}, err
 }
 
 // halfMade is the prefix of directories without a record.
@@ -148,12 +148,12 @@ const halfMade = ".new-"
 // that were not finished, and machines without a state directory.
 func (p *Provider) sweepOnce() {
 	p.swept.Do(func() {
-		entries, err := os.ReadDir(p.boxes)
+		entries, err := os.ReadDir(p.sandboxes)
 		if err != nil {
 			return
 		}
 		for _, e := range entries {
-			b := box{filepath.Join(p.boxes, e.Name())}
+			b := stateDir{filepath.Join(p.sandboxes, e.Name())}
 			if strings.HasPrefix(e.Name(), ".") {
 				if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > time.Minute {
 					_ = os.RemoveAll(b.dir)
@@ -161,7 +161,7 @@ func (p *Provider) sweepOnce() {
 				continue
 			}
 			r, err := b.load()
-			if err == nil && (!r.Ready && !r.Maker.alive() || r.Doomed) {
+			if err == nil && (!r.Ready && !r.Maker.alive() || r.Destroying) {
 				_ = p.end(b, r)
 			}
 		}
@@ -179,7 +179,7 @@ func (p *Provider) endOrphans() {
 			continue
 		}
 		dir := machineDir(pid)
-		if filepath.Dir(dir) != p.boxes {
+		if filepath.Dir(dir) != p.sandboxes {
 			continue
 		}
 		ref := processOf(pid)
@@ -210,7 +210,7 @@ func machineDir(pid int) string {
 const machineName = "atoll:"
 
 // end kills the machine of a sandbox and removes its state directory.
-func (p *Provider) end(b box, r *record) error {
+func (p *Provider) end(b stateDir, r *record) error {
 	for _, g := range r.Guards {
 		g.kill()
 	}
@@ -225,7 +225,7 @@ func (p *Provider) end(b box, r *record) error {
 }
 
 // endMachinesOf ends a machine of which a killed process made no record.
-func endMachinesOf(b box) {
+func endMachinesOf(b stateDir) {
 	processes, _ := os.ReadDir("/proc")
 	for _, e := range processes {
 		if pid, err := strconv.Atoi(e.Name()); err == nil && machineDir(pid) == b.dir {

@@ -96,7 +96,7 @@ func (a *api) fresh(ctx context.Context, refused bool) error {
 		err = get()
 	}
 	if err == nil && got.Token == "" || rpc.Missing(err) { // that is about no sandbox
-		err = a.Strange("the service gives no token")
+		err = a.ProtocolError("the service gives no token")
 	}
 	if err != nil {
 		return err
@@ -131,7 +131,7 @@ func (a *api) appID(ctx context.Context, creation int32) (string, error) {
 	case rpc.Missing(err) && creation == 0:
 		return "", hosted.ErrNone
 	case err == nil && app.ID == "":
-		err = a.Strange("the service names no app")
+		err = a.ProtocolError("the service names no app")
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -160,7 +160,7 @@ var states = hosted.States{running: sandbox.Running, ended: sandbox.Gone}
 
 // describe converts the service's description of a sandbox. Tags have few
 // characters, so the record has the labels.
-func describe(id string, result *modalapi.Result, tags []*modalapi.Tag) hosted.Box {
+func describe(id string, result *modalapi.Result, tags []*modalapi.Tag) hosted.Sandbox {
 	status := running
 	if result != nil && result.Status != 0 {
 		if status = ended; result.Status < 0 || result.Status > modalapi.LastStatus {
@@ -171,7 +171,7 @@ func describe(id string, result *modalapi.Result, tags []*modalapi.Tag) hosted.B
 	for _, t := range tags {
 		metadata[t.Name] = t.Value
 	}
-	b := hosted.Marked(hosted.Box{ID: id, Status: status, State: states.Of(status)}, metadata)
+	b := hosted.Marked(hosted.Sandbox{ID: id, Status: status, State: states.Of(status)}, metadata)
 	b.Labels = nil
 	return b
 }
@@ -185,7 +185,7 @@ func tags(scope string, id sandbox.ID) (all []*modalapi.Tag) {
 }
 
 // Get implements hosted.Service. One that has ended counts as none.
-func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (b hosted.Box, err error) {
+func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (b hosted.Sandbox, err error) {
 	var now modalapi.Waited
 	err = call(ctx, a, "SandboxWaitV2", &modalapi.WaitRequest{ID: id}, &now)
 	if b = describe(id, now.Result, nil); err == nil && b.State == sandbox.Gone {
@@ -203,7 +203,7 @@ func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (b hosted.Box, e
 }
 
 // named returns the sandbox that has a name.
-func (a *api) named(ctx context.Context, name string) (b hosted.Box, err error) {
+func (a *api) named(ctx context.Context, name string) (b hosted.Sandbox, err error) {
 	var got modalapi.Named
 	err = call(ctx, a, "SandboxGetFromNameV2", &modalapi.NameRequest{Name: name, Environment: a.environment, App: a.app}, &got)
 	switch {
@@ -219,7 +219,7 @@ func (a *api) named(ctx context.Context, name string) (b hosted.Box, err error) 
 const maxPages = 10_000
 
 // List implements hosted.Service.
-func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Box, err error) {
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Sandbox, err error) {
 	req := modalapi.ListRequest{Tags: tags(scope, id)}
 	if req.App, err = a.appID(ctx, 0); err == hosted.ErrNone {
 		return nil, nil
@@ -240,33 +240,33 @@ func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hos
 			b := describe(s.ID, result, s.Tags)
 			b.Created, req.Before = time.UnixMicro(int64(s.Created*1e6)), s.Created
 			if ours = append(ours, b); s.Created <= 0 {
-				return nil, a.Strange("the service's list is invalid")
+				return nil, a.ProtocolError("the service's list is invalid")
 			}
 		}
 	}
-	return nil, a.Strange("the service's list has no end")
+	return nil, a.ProtocolError("the service's list has no end")
 }
 
 // End implements hosted.Service. It waits until the sandbox has ended.
-func (a *api) End(ctx context.Context, id sandbox.ID, box string) error {
-	if _, err := a.Get(ctx, id, box); err != nil {
+func (a *api) End(ctx context.Context, id sandbox.ID, sb string) error {
+	if _, err := a.Get(ctx, id, sb); err != nil {
 		return err
 	}
 	return hosted.Poll(ctx, func() (bool, error) {
-		err := call(ctx, a, "SandboxTerminateV2", &modalapi.SandboxRef{ID: box}, &modalapi.Empty{})
+		err := call(ctx, a, "SandboxTerminateV2", &modalapi.SandboxRef{ID: sb}, &modalapi.Empty{})
 		if err != nil && !rpc.Missing(err) && sandbox.CodeOf(err) != sandbox.CodeConflict && sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 			return false, err
 		}
-		_, looked := a.Get(ctx, id, box)
+		_, looked := a.Get(ctx, id, sb)
 		if looked == hosted.ErrNone {
 			return true, nil
 		}
 		return false, looked
-	}, func() error { return a.Strange("the service does not end the sandbox") })
+	}, func() error { return a.ProtocolError("the service does not end the sandbox") })
 }
 
 // Claim implements hosted.Claimer.
-func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]string) error {
+func (a *api) Claim(ctx context.Context, b hosted.Sandbox, metadata map[string]string) error {
 	all := tags(metadata[hosted.MetaScope], sandbox.ID(metadata[hosted.MetaID]))
 	return call(ctx, a, "SandboxTagsSetV2", &modalapi.TagsSet{Environment: a.environment, ID: b.ID, Tags: all}, &modalapi.Empty{})
 }

@@ -32,18 +32,18 @@ type worker struct {
 
 // inside runs commands in one sandbox, through its worker.
 type inside struct {
-	p   *Provider
-	box string // its ID
+	p       *Provider
+	sandbox string // its ID
 
 	mu  sync.Mutex
 	way *worker // nil: unknown
 }
 
-func (p *Provider) enter(b hosted.Box) hosted.Inside { return &inside{p: p, box: b.ID} }
+func (p *Provider) openInside(b hosted.Sandbox) hosted.Inside { return &inside{p: p, sandbox: b.ID} }
 
 // Wake implements hosted.Inside. Sandboxes of the service do not sleep.
 func (in *inside) Wake(ctx context.Context) error {
-	_, err := in.p.Settled(ctx, "", in.box)
+	_, err := in.p.Settled(ctx, "", in.sandbox)
 	return err
 }
 
@@ -55,7 +55,7 @@ func (in *inside) present(ctx context.Context, stale *worker) (*worker, error) {
 	if way != nil && way != stale {
 		return way, nil
 	}
-	a, ref := in.p.api, &modalapi.SandboxRef{ID: in.box}
+	a, ref := in.p.api, &modalapi.SandboxRef{ID: in.sandbox}
 	var task modalapi.TaskID
 	var access modalapi.Access
 	err := call(ctx, a, "SandboxGetTaskIdV2", ref, &task)
@@ -68,9 +68,9 @@ func (in *inside) present(ctx context.Context, stale *worker) (*worker, error) {
 	u, err := url.Parse(access.URL)
 	switch {
 	case task.ID == nil || *task.ID == "" || access.JWT == "":
-		return nil, a.Strange("the service names no worker for the sandbox")
+		return nil, a.ProtocolError("the service names no worker for the sandbox")
 	case err != nil || u.Host == "" || u.Scheme != "https" && (u.Scheme != "http" || a.Base.Scheme != "http"):
-		return nil, a.Strange("the service names no https address for the worker of the sandbox")
+		return nil, a.ProtocolError("the service names no https address for the worker of the sandbox")
 	}
 	client := *a.Client.Client
 	client.Base, client.Secrets = u, []string{access.JWT}
@@ -142,7 +142,7 @@ func (in *inside) Upload(ctx context.Context, file string, guest *program.Progra
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case errors.As(err, &exit) && exit.Code != 0:
-			return in.p.api.Strange("the sandbox does not take the guest: " + in.p.api.Clip(string(exit.Stderr)))
+			return in.p.api.ProtocolError("the sandbox does not take the guest: " + in.p.api.Clip(string(exit.Stderr)))
 		case exit != nil:
 			return nil
 		case err != nil:
@@ -234,7 +234,7 @@ func (p *process) receive() {
 	case end.Signal != nil:
 		err = &guestkit.Exit{Code: 128 + int(*end.Signal), Status: "killed by signal " + strconv.Itoa(int(*end.Signal)), Stderr: text}
 	default:
-		err = p.in.p.api.Strange("the service does not tell how the command ended")
+		err = p.in.p.api.ProtocolError("the service does not tell how the command ended")
 	}
 	var exit *guestkit.Exit
 	p.over.Store(errors.As(err, &exit))

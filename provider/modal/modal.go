@@ -51,7 +51,7 @@ type Options struct {
 }
 
 var opening = hosted.Opening{
-	Name: Name, Version: "v2", Key: "MODAL_TOKEN_SECRET", What: "token secret", URL: "MODAL_SERVER_URL", Public: "https://api.modal.com", Words: rpc.Words,
+	Name: Name, Version: "v2", Key: "MODAL_TOKEN_SECRET", What: "token secret", URL: "MODAL_SERVER_URL", Public: "https://api.modal.com", ParseError: rpc.ParseError,
 }
 
 const (
@@ -111,7 +111,7 @@ func New(opts Options) (*Provider, error) {
 	}
 	a := newAPI(login, &opts)
 	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
-	p.Enter, p.Expires, p.Resting = p.enter, true, []string{running}
+	p.OpenInside, p.Expires, p.Resting = p.openInside, true, []string{running}
 	p.Extend = func(in *hosted.Instance) hosted.Made { return hosted.Savable{Instance: in} }
 	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}, Records: true})
 	return p, p.Start(opts.Executable)
@@ -226,16 +226,16 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, image string, b
 	if err != nil {
 		return nil, err
 	}
-	var b hosted.Box
-	return p.Make(ctx, &hosted.Making{
+	var b hosted.Sandbox
+	return p.Make(ctx, &hosted.Creation{
 		Spec: spec, Life: life, Begin: begin,
-		Ask: func(ctx context.Context) (hosted.Box, error) {
+		Ask: func(ctx context.Context) (hosted.Sandbox, error) {
 			b, err = p.request(ctx, name, &req)
 			return b, err
 		},
 		Confirm: func() error {
 			if b.Scope != scope || b.Sandbox != spec.ID {
-				return p.Strange("the service does not confirm whose the sandbox is")
+				return p.ProtocolError("the service does not confirm whose the sandbox is")
 			}
 			return p.Usable(b)
 		},
@@ -243,10 +243,10 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, image string, b
 }
 
 // request requests a sandbox and finds it.
-func (p *Provider) request(ctx context.Context, name string, req *modalapi.CreateRequest) (hosted.Box, error) {
+func (p *Provider) request(ctx context.Context, name string, req *modalapi.CreateRequest) (hosted.Sandbox, error) {
 	err := p.api.forget(call(ctx, p.api, create, req, &modalapi.Created{}))
 	if hosted.Refused(err) {
-		return hosted.Box{}, err
+		return hosted.Sandbox{}, err
 	}
-	return hosted.Search(ctx, p.api.Client.Client, err, func() (hosted.Box, error) { return p.api.named(ctx, name) })
+	return hosted.Search(ctx, p.api.Client.Client, err, func() (hosted.Sandbox, error) { return p.api.named(ctx, name) })
 }

@@ -44,7 +44,7 @@ var suite = hostedtest.Suite[*modal.Provider, *service.Server]{
 		hostedtest.Reach(s, sandbox.EgressTarget{Host: "api.a.test"})
 		s.Lifetime.Timeout = 30 * time.Minute
 	},
-	Boxes: "/boxes", Box: "/boxes/one", Inside: "/TaskExecStart", NotFound: refused, Invalid: refused, Changing: refused, Nothing: `{}`,
+	Sandboxes: "/boxes", Sandbox: "/boxes/one", Inside: "/TaskExecStart", NotFound: refused, Invalid: refused, Changing: refused, Nothing: `{}`,
 	Renamed: [2]string{"sb-", "sc-"}, Refusal: `{"message":"TEXT"}`,
 	Statuses: map[string]sandbox.State{"running": sandbox.Running}, Deleted: "timeout",
 	Refused: map[string]func(*sandbox.Spec){

@@ -50,7 +50,7 @@ func (k saver) image(ctx context.Context, name string) (string, error) {
 	case rpc.Missing(err):
 		err = hosted.ErrNone
 	case err == nil && got.ID == "":
-		err = k.p.Strange("the service names no image")
+		err = k.p.ProtocolError("the service names no image")
 	}
 	return got.ID, err
 }
@@ -91,9 +91,9 @@ func (k saver) Save(ctx context.Context, in *hosted.Instance, id string, r *host
 	if err != nil {
 		return out, err
 	}
-	box, ok := in.Inside.(*inside)
+	sb, ok := in.Inside.(*inside)
 	if !ok {
-		return out, k.p.Strange("the sandbox is not one of this provider")
+		return out, k.p.ProtocolError("the sandbox is not one of this provider")
 	}
 	used, err := in.Usage(ctx)
 	if err != nil {
@@ -101,11 +101,11 @@ func (k saver) Save(ctx context.Context, in *hosted.Instance, id string, r *host
 	}
 	var made modalapi.Snapshot
 	forever := int64(-1)
-	err = ask(ctx, box, "TaskSnapshotFilesystem", func(task string) *modalapi.SnapshotRequest {
+	err = ask(ctx, sb, "TaskSnapshotFilesystem", func(task string) *modalapi.SnapshotRequest {
 		return &modalapi.SnapshotRequest{Task: task, ID: r.Key, TTL: &forever}
 	}, &made)
 	if err == nil && made.Image == "" {
-		err = k.p.Strange("the service names no image")
+		err = k.p.ProtocolError("the service names no image")
 	}
 	if err != nil {
 		return out, err

@@ -10,7 +10,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/provider/none"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
@@ -53,7 +53,7 @@ func TestRefuses(t *testing.T) {
 // sandboxes.
 func TestDaemon(t *testing.T) {
 	d := daemontest.New(t).Start(t, func(o *daemon.Options) {
-		o.Providers = []registry.Entry{{Name: none.Name, Open: func(registry.Host) (driver.Provider, error) { return none.New(), nil }}}
+		o.Providers = []providerset.Entry{{Name: none.Name, Open: func(providerset.Host) (driver.Provider, error) { return none.New(), nil }}}
 	})
 	c := daemontest.Client(t, d)
 	if _, err := c.CreateWorkspace(t.Context(), durable.NewWorkspace{Name: "kept"}); err != nil {

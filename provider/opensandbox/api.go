@@ -22,8 +22,8 @@ type api struct {
 	kept sync.Map // IDs of snapshots that were removed while a sandbox used them
 }
 
-// words reads an error of the server or of execd.
-func words(_ int, body []byte) (code, message string, ok bool) {
+// parseError reads an error of the server or of execd.
+func parseError(_ int, body []byte) (code, message string, ok bool) {
 	var said struct{ Code, Message string }
 	err := json.Unmarshal(body, &said)
 	return said.Code, said.Message, err == nil && said.Code != "" && said.Message != ""
@@ -51,8 +51,8 @@ type image struct {
 	URI string `json:"uri"`
 }
 
-// box is the server's description of a sandbox.
-type box struct {
+// apiSandbox is the server's description of a sandbox.
+type apiSandbox struct {
 	ID       string                 `json:"id"`
 	Status   struct{ State string } `json:"status"`
 	Metadata map[string]string      `json:"metadata"`
@@ -76,8 +76,8 @@ var states = hosted.States{
 // describe converts the server's description of a sandbox. Labels are not sent to
 // the server, which accepts few characters in them. The end of a lifetime is that
 // of Atoll, which may be earlier.
-func (b box) describe() hosted.Box {
-	d := hosted.Marked(hosted.Box{ID: b.ID, Status: b.Status.State, State: states.Of(b.Status.State), Created: b.Created}, b.Metadata)
+func (b apiSandbox) describe() hosted.Sandbox {
+	d := hosted.Marked(hosted.Sandbox{ID: b.ID, Status: b.Status.State, State: states.Of(b.Status.State), Created: b.Created}, b.Metadata)
 	d.Labels = nil
 	return d
 }
@@ -86,27 +86,27 @@ func (b box) describe() hosted.Box {
 const slack = 30 * time.Second
 
 // lives reports whether the server ends the sandbox after this lifetime.
-func (b box) lives(life time.Duration) bool {
+func (b apiSandbox) lives(life time.Duration) bool {
 	return b.Expires != nil && (b.Expires.Sub(b.Created)-life).Abs() <= slack
 }
 
 func path(id, rest string) string { return "/v1/sandboxes/" + url.PathEscape(id) + rest }
 
 // show returns a sandbox by its ID.
-func (a *api) show(ctx context.Context, id string) (b box, err error) {
+func (a *api) show(ctx context.Context, id string) (b apiSandbox, err error) {
 	err = a.Call(ctx, http.MethodGet, path(id, ""), nil, &b)
 	switch {
 	case missing(err):
 		err = hosted.ErrNone
 	case err == nil && b.ID != id:
-		err = a.Strange("the server answers for another sandbox")
+		err = a.ProtocolError("the server answers for another sandbox")
 	}
 	return b, err
 }
 
 // get is show, but one that is being removed counts as none. While the server
 // removes a container, it shows for a moment that it has failed.
-func (a *api) get(ctx context.Context, id string) (b box, err error) {
+func (a *api) get(ctx context.Context, id string) (b apiSandbox, err error) {
 	for n := 0; ; n++ {
 		b, err = a.show(ctx, id)
 		switch state := states.Of(b.Status.State); {
@@ -122,14 +122,14 @@ func (a *api) get(ctx context.Context, id string) (b box, err error) {
 }
 
 // Get implements hosted.Service.
-func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Box, error) {
+func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Sandbox, error) {
 	b, err := a.get(ctx, id)
 	return b.describe(), err
 }
 
 // pages is one page of a list.
 type pages struct {
-	Items []box `json:"items"`
+	Items []apiSandbox `json:"items"`
 	Pages struct {
 		Total int64 `json:"totalItems"`
 	} `json:"pagination"`
@@ -145,14 +145,14 @@ func (a *api) page(ctx context.Context, n, size int, metadata map[string]string)
 	}
 	err = a.Call(ctx, http.MethodGet, "/v1/sandboxes?"+q.Encode(), nil, &p)
 	if err == nil && p.Items == nil {
-		err = a.Strange("the server's list is invalid")
+		err = a.ProtocolError("the server's list is invalid")
 	}
 	return p, err
 }
 
 // List implements hosted.Service.
-func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Box, err error) {
-	all, err := hosted.Counted(&a.Client, func(n, _ int) ([]box, int64, error) {
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (ours []hosted.Sandbox, err error) {
+	all, err := hosted.Counted(&a.Client, func(n, _ int) ([]apiSandbox, int64, error) {
 		p, err := a.page(ctx, n, 200, hosted.Wanted(scope, id))
 		return p.Items, p.Pages.Total, err
 	})
@@ -174,7 +174,7 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
 			err = nil
 		}
 		return err
-	}, func() error { return a.Strange("the server does not end the sandbox") })
+	}, func() error { return a.ProtocolError("the server does not end the sandbox") })
 	a.kept.Range(func(snapshot, _ any) bool { return a.forget(ctx, snapshot.(string)) == nil })
 	return err
 }
@@ -196,7 +196,7 @@ func (a *api) forget(ctx context.Context, snapshot string) error {
 }
 
 // Claim implements hosted.Claimer.
-func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]string) error {
+func (a *api) Claim(ctx context.Context, b hosted.Sandbox, metadata map[string]string) error {
 	return a.Call(ctx, http.MethodPatch, path(b.ID, "/metadata"), metadata, nil)
 }
 

@@ -37,12 +37,12 @@ func (a *api) ready(ctx context.Context, id string) error {
 // inside runs commands in one sandbox.
 type inside struct {
 	hosted.Text
-	p   *Provider
-	box string // its ID
+	p       *Provider
+	sandbox string // its ID
 }
 
-func (p *Provider) enter(b hosted.Box) hosted.Inside {
-	in := &inside{p: p, box: b.ID}
+func (p *Provider) openInside(b hosted.Sandbox) hosted.Inside {
+	in := &inside{p: p, sandbox: b.ID}
 	in.Text = hosted.Text{Commander: in, ID: b.Sandbox, Open: p.Open}
 	return in
 }
@@ -50,14 +50,14 @@ func (p *Provider) enter(b hosted.Box) hosted.Inside {
 // Wake implements hosted.Inside. It resumes a sandbox that is paused. It never
 // creates another one.
 func (in *inside) Wake(ctx context.Context) error {
-	err := in.p.Move(ctx, in.ID, in.box, func(now hosted.Box) (bool, error) {
+	err := in.p.Move(ctx, in.ID, in.sandbox, func(now hosted.Sandbox) (bool, error) {
 		if now.Status == running {
 			return true, nil
 		}
-		return false, in.p.api.Call(ctx, http.MethodPost, path(in.box, "/resume"), nil, nil)
+		return false, in.p.api.Call(ctx, http.MethodPost, path(in.sandbox, "/resume"), nil, nil)
 	})
 	if err == nil {
-		err = in.p.api.ready(ctx, in.box)
+		err = in.p.api.ready(ctx, in.sandbox)
 	}
 	return err
 }
@@ -88,7 +88,7 @@ func (in *inside) Put(ctx context.Context, file string, open func() (io.ReadClos
 			return err
 		}
 		defer body.Close()
-		return in.p.api.Upload(ctx, http.MethodPost, execd(in.box, "/files/upload"), form.FormDataContentType(),
+		return in.p.api.Upload(ctx, http.MethodPost, execd(in.sandbox, "/files/upload"), form.FormDataContentType(),
 			io.MultiReader(bytes.NewReader(head.Bytes()), body, strings.NewReader(tail)))
 	})
 }
@@ -100,7 +100,7 @@ const maxEvent = 16 << 20
 // ends.
 func (in *inside) Stream(ctx context.Context, argv []string, env map[string]string) (hosted.Events, error) {
 	command := map[string]string{"command": hosted.Quote(hosted.Rooted(argv, env))}
-	body, err := in.p.api.Listen(ctx, http.MethodPost, execd(in.box, "/command"), command, rest.Events)
+	body, err := in.p.api.Listen(ctx, http.MethodPost, execd(in.sandbox, "/command"), command, rest.Events)
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +115,7 @@ func (in *inside) Stream(ctx context.Context, argv []string, env map[string]stri
 		return nil, err
 	}
 	in.p.Reap(ctx, &e.over, func(ctx context.Context) {
-		_ = in.p.api.Call(ctx, http.MethodDelete, execd(in.box, "/command?"+url.Values{"id": {first.Text}}.Encode()), nil, nil) // it ends with the sandbox
+		_ = in.p.api.Call(ctx, http.MethodDelete, execd(in.sandbox, "/command?"+url.Values{"id": {first.Text}}.Encode()), nil, nil) // it ends with the sandbox
 	})
 	return e, nil
 }

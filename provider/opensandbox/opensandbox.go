@@ -33,7 +33,7 @@ type Options struct {
 	Image string `json:"image"`
 }
 
-var opening = hosted.Opening{Name: Name, Version: "v1", Key: "OPEN_SANDBOX_API_KEY", URL: "OPEN_SANDBOX_DOMAIN", Words: words}
+var opening = hosted.Opening{Name: Name, Version: "v1", Key: "OPEN_SANDBOX_API_KEY", URL: "OPEN_SANDBOX_DOMAIN", ParseError: parseError}
 
 const (
 	// DefaultImage is the image of sandboxes if nothing names another.
@@ -81,7 +81,7 @@ func New(opts Options) (*Provider, error) {
 		}
 	}
 	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
-	p.Enter, p.Expires, p.Reboots, p.Resting = p.enter, true, true, []string{running, paused}
+	p.OpenInside, p.Expires, p.Reboots, p.Resting = p.openInside, true, true, []string{running, paused}
 	p.Extend = func(in *hosted.Instance) hosted.Made { return hosted.Savable{Instance: in} }
 	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}, Records: true})
 	return p, p.Start(opts.Executable)
@@ -146,11 +146,11 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, beg
 		c.Timeout = &seconds
 	}
 	c.Network = policyFor(spec.Network.Plain)
-	var b box
+	var b apiSandbox
 	var enforced policy
-	return p.Make(ctx, &hosted.Making{
+	return p.Make(ctx, &hosted.Creation{
 		Spec: spec, Life: life, Begin: begin,
-		Ask: func(ctx context.Context) (hosted.Box, error) {
+		Ask: func(ctx context.Context) (hosted.Sandbox, error) {
 			if b, err = p.request(ctx, scope, spec.ID, &c); err == nil && c.Network != nil {
 				enforced, err = p.api.enforced(ctx, b.ID)
 			}
@@ -158,10 +158,10 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, beg
 		},
 		Confirm: func() error {
 			if c.Network != nil && !c.Network.same(enforced) {
-				return p.Strange("the server does not confirm the network of the sandbox")
+				return p.ProtocolError("the server does not confirm the network of the sandbox")
 			}
 			if c.Timeout != nil && !b.lives(time.Duration(*c.Timeout)*time.Second) {
-				return p.Strange("the server does not confirm the lifetime of the sandbox")
+				return p.ProtocolError("the server does not confirm the lifetime of the sandbox")
 			}
 			return nil
 		},
@@ -169,7 +169,7 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, beg
 }
 
 // request requests a sandbox and waits until it runs.
-func (p *Provider) request(ctx context.Context, scope string, id sandbox.ID, c *creation) (b box, err error) {
+func (p *Provider) request(ctx context.Context, scope string, id sandbox.ID, c *creation) (b apiSandbox, err error) {
 	err = p.api.Call(ctx, http.MethodPost, "/v1/sandboxes", c, nil)
 	if r := rest.RefusalOf(err); r.Ours && c.Image != nil && strings.HasSuffix(r.Code, "IMAGE_PULL_FAILED") {
 		return b, &sandbox.Error{
@@ -180,7 +180,7 @@ func (p *Provider) request(ctx context.Context, scope string, id sandbox.ID, c *
 	if hosted.Refused(err) {
 		return b, err
 	}
-	b, err = hosted.Search(ctx, &p.api.Client, err, func() (b box, err error) {
+	b, err = hosted.Search(ctx, &p.api.Client, err, func() (b apiSandbox, err error) {
 		err = hosted.ErrNone
 		found, listErr := p.api.List(ctx, scope, id)
 		if len(found) > 0 {
@@ -193,7 +193,7 @@ func (p *Provider) request(ctx context.Context, scope string, id sandbox.ID, c *
 	}
 	now, err := p.Settled(ctx, id, b.ID)
 	if err == nil && now.Status != running {
-		err = p.Strange("the new sandbox is " + now.Status)
+		err = p.ProtocolError("the new sandbox is " + now.Status)
 	}
 	if err == nil {
 		err = p.api.ready(ctx, b.ID)

@@ -18,9 +18,9 @@ import (
 func TestMain(m *testing.M) { os.Exit(hostedtest.Main(m)) }
 
 const (
-	box     = "/v1/sandboxes/*"
-	inside  = box + "/proxy/44772"
-	refused = `{"code":"SANDBOX::INVALID_PARAMETER","message":"no"}`
+	anySandbox = "/v1/sandboxes/*"
+	inside     = anySandbox + "/proxy/44772"
+	refused    = `{"code":"SANDBOX::INVALID_PARAMETER","message":"no"}`
 )
 
 var suite = hostedtest.Suite[*opensandbox.Provider, *service.Server]{
@@ -49,7 +49,7 @@ var suite = hostedtest.Suite[*opensandbox.Provider, *service.Server]{
 		hostedtest.Reach(s, sandbox.EgressTarget{Host: "api.a.test"})
 		s.Lifetime.Timeout = 30 * time.Minute
 	},
-	Boxes: "/v1/sandboxes", Box: box, Inside: inside + "/command",
+	Sandboxes: "/v1/sandboxes", Sandbox: anySandbox, Inside: inside + "/command",
 	NotFound: `{"code":"DOCKER::SANDBOX_NOT_FOUND","message":"Sandbox not found."}`, Invalid: refused,
 	Changing: `{"code":"DOCKER::SANDBOX_DELETE_CONFLICT","message":"The sandbox is changing."}`,
 	Nothing:  `{"items":[],"pagination":{"hasNextPage":false}}`, Renamed: [2]string{`"id":"`, `"id":"other`}, Refusal: `{"code":"x","message":"TEXT"}`,
@@ -67,18 +67,18 @@ func TestCheck(t *testing.T) { suite.Check(t) }
 func TestShared(t *testing.T) { suite.Shared(t) }
 
 func TestCreateFaults(t *testing.T) {
-	const get, post, network = http.MethodGet, http.MethodPost, box + "/networkpolicy"
+	const get, post, network = http.MethodGet, http.MethodPost, anySandbox + "/networkpolicy"
 	all := hostedtest.Unavailable(map[string]servicetest.Fault{
 		"open":         hostedtest.Rewritten(network, `"defaultAction":"deny"`, `"defaultAction":"allow"`),
 		"more open":    hostedtest.Rewritten(network, `"target":"api.a.test"`, `"target":"*.a.test"`),
 		"no sidecar":   {Method: get, Path: network, Status: 502, Body: refused},
-		"short":        hostedtest.Rewritten(box, `"expiresAt"`, `"expires"`),
+		"short":        hostedtest.Rewritten(anySandbox, `"expiresAt"`, `"expires"`),
 		"command 5xx":  {Method: post, Path: inside + "/command", Status: 502},
 		"no command":   {Method: post, Path: inside + "/command", Rewrite: func([]byte) []byte { return []byte("{}") }},
 		"command dies": {Method: post, Path: inside + "/command", Rewrite: func([]byte) []byte { return []byte(`{"type":"init","text":"x"}` + "\n\n") }},
 	})
 	for name, tt := range map[string]hostedtest.CreateFault{
-		"failed":          {Fault: hostedtest.Rewritten(box, `"state":"Running"`, `"state":"Failed"`), Want: sandbox.CodeConflict},
+		"failed":          {Fault: hostedtest.Rewritten(anySandbox, `"state":"Running"`, `"state":"Failed"`), Want: sandbox.CodeConflict},
 		"names only":      {Fault: hostedtest.Rewritten(network, service.Strict, "dns"), Want: sandbox.CodeUnsupported},
 		"guest not taken": {Fault: servicetest.Fault{Method: post, Path: inside + "/files/upload", Status: 400, Body: refused}, Want: sandbox.CodeInvalid},
 		"daemon is late":  {Fault: servicetest.Fault{Method: get, Path: inside + "/ping", Times: 4, Status: 502, Body: refused}},

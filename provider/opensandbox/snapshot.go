@@ -67,7 +67,7 @@ func (k saver) list(ctx context.Context, name string) ([]saved, error) {
 		}
 		err := k.p.api.Call(ctx, http.MethodGet, "/v1/snapshots?"+q.Encode(), nil, &page)
 		if err == nil && page.Items == nil {
-			err = k.p.Strange("the server's list is invalid")
+			err = k.p.ProtocolError("the server's list is invalid")
 		}
 		return page.Items, page.Pages.Total, err
 	})
@@ -129,7 +129,7 @@ func (k saver) Save(ctx context.Context, in *hosted.Instance, id string, _ *host
 		return out, err
 	}
 	name := names.Of(scope, sandbox.ID(id))
-	err = k.p.api.Call(ctx, http.MethodPost, path(in.Box, "/snapshots"), map[string]string{"name": name}, nil)
+	err = k.p.api.Call(ctx, http.MethodPost, path(in.Sandbox, "/snapshots"), map[string]string{"name": name}, nil)
 	if err != nil && sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 		return out, err
 	}
@@ -152,7 +152,7 @@ func (k saver) Forget(ctx context.Context, data string) error {
 			return nil
 		}
 		return err
-	}, func() error { return k.p.Strange("the server does not remove the snapshot") })
+	}, func() error { return k.p.ProtocolError("the server does not remove the snapshot") })
 }
 
 // Copy implements hosted.Saver.

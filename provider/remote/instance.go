@@ -14,18 +14,18 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// box is a sandbox of the other daemon, with the methods that every instance
+// remoteSandbox is a sandbox of the other daemon, with the methods that every instance
 // and the layers of layers.go need.
-type box struct {
-	p     *Provider
-	id    sandbox.ID
-	s     *atoll.Sandbox
-	rests atomic.Bool // paused through this instance
-	ended atomic.Bool // destroyed through this instance
+type remoteSandbox struct {
+	p          *Provider
+	id         sandbox.ID
+	s          *atoll.Sandbox
+	pausedHere atomic.Bool // paused through this instance
+	ended      atomic.Bool // destroyed through this instance
 }
 
 // ID implements driver.Instance.
-func (b *box) ID() sandbox.ID { return b.id }
+func (b *remoteSandbox) ID() sandbox.ID { return b.id }
 
 // Delays between looking at a sandbox that is paused or cannot be reached.
 const (
@@ -35,8 +35,8 @@ const (
 
 // do makes a call on the sandbox. If a pause prevented it, do repeats it when
 // the pause is over.
-func (b *box) do(ctx context.Context, call func() error) error {
-	if b.rests.Load() {
+func (b *remoteSandbox) do(ctx context.Context, call func() error) error {
+	if b.pausedHere.Load() {
 		if err := b.awake(ctx); err != nil {
 			return err
 		}
@@ -56,14 +56,14 @@ func (b *box) do(ctx context.Context, call func() error) error {
 }
 
 // awake waits until the sandbox is not paused.
-func (b *box) awake(ctx context.Context) error {
+func (b *remoteSandbox) awake(ctx context.Context) error {
 	for wait := firstLook; ; wait = min(2*wait, lastLook) {
 		state, err := b.state(ctx)
 		if err != nil {
 			return err
 		}
 		if !resting(state) {
-			b.rests.Store(false)
+			b.pausedHere.Store(false)
 			return nil
 		}
 		if err := pause(ctx, wait); err != nil {
@@ -77,7 +77,7 @@ func resting(s sandbox.State) bool {
 }
 
 // state returns the state of the sandbox, or CodeGone if it no longer exists.
-func (b *box) state(ctx context.Context) (sandbox.State, error) {
+func (b *remoteSandbox) state(ctx context.Context) (sandbox.State, error) {
 	now, err := b.p.client.Get(ctx, string(b.s.ID()))
 	if err != nil {
 		return "", b.explain(ctx, err)
@@ -88,13 +88,13 @@ func (b *box) state(ctx context.Context) (sandbox.State, error) {
 	return now.Info().State, nil
 }
 
-func (b *box) gone() error {
+func (b *remoteSandbox) gone() error {
 	return &sandbox.Error{Code: sandbox.CodeGone, Subject: string(b.id), Message: "the sandbox does not exist"}
 }
 
 // explain converts an error about this sandbox. A missing sandbox counts as
 // gone only if the other daemon's identity is unchanged.
-func (b *box) explain(ctx context.Context, err error) error {
+func (b *remoteSandbox) explain(ctx context.Context, err error) error {
 	e, ok := errors.AsType[*sandbox.Error](err)
 	if !ok {
 		return err
@@ -114,7 +114,7 @@ func (b *box) explain(ctx context.Context, err error) error {
 }
 
 // Exec implements driver.Instance.
-func (b *box) Exec(ctx context.Context, cmd *sandbox.Command) (proc driver.Process, err error) {
+func (b *remoteSandbox) Exec(ctx context.Context, cmd *sandbox.Command) (proc driver.Process, err error) {
 	err = b.do(ctx, func() error {
 		p, err := b.s.Exec(ctx, *cmd)
 		if err == nil {
@@ -127,7 +127,7 @@ func (b *box) Exec(ctx context.Context, cmd *sandbox.Command) (proc driver.Proce
 
 // Wait implements driver.Instance. It retries while the daemon cannot be
 // reached, because that says nothing about the sandbox.
-func (b *box) Wait(ctx context.Context) (sandbox.Exit, error) {
+func (b *remoteSandbox) Wait(ctx context.Context) (sandbox.Exit, error) {
 	for wait := firstLook; ; wait = min(2*wait, lastLook) {
 		exit, err := b.s.Wait(ctx)
 		if err == nil {
@@ -150,7 +150,7 @@ func (b *box) Wait(ctx context.Context) (sandbox.Exit, error) {
 
 // awaitEnd waits briefly until the other daemon has recorded the end of the
 // sandbox, so that List agrees with Wait.
-func (b *box) awaitEnd(ctx context.Context) {
+func (b *remoteSandbox) awaitEnd(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lastLook)
 	defer cancel()
 	for wait := firstLook; ; wait *= 2 {
@@ -162,7 +162,7 @@ func (b *box) awaitEnd(ctx context.Context) {
 
 // epitaph returns how a sandbox ended that is gone. The other daemon may need a
 // moment to record it.
-func (b *box) epitaph(ctx context.Context) sandbox.Exit {
+func (b *remoteSandbox) epitaph(ctx context.Context) sandbox.Exit {
 	ctx, cancel := context.WithTimeout(ctx, lastLook)
 	defer cancel()
 	for wait := firstLook; ; wait *= 2 {
@@ -177,7 +177,7 @@ func (b *box) epitaph(ctx context.Context) sandbox.Exit {
 }
 
 // Destroy implements driver.Instance.
-func (b *box) Destroy(ctx context.Context) error {
+func (b *remoteSandbox) Destroy(ctx context.Context) error {
 	err := b.explain(ctx, repeat(ctx, func() error {
 		if _, err := b.p.mine(ctx, b.id); err != nil {
 			return err // it belongs to another installation, or it is gone
@@ -194,7 +194,7 @@ func (b *box) Destroy(ctx context.Context) error {
 }
 
 // commands implements driver.ProcessManager.
-type commands struct{ *box }
+type commands struct{ *remoteSandbox }
 
 func (c commands) Processes(ctx context.Context) (all []sandbox.ProcessInfo, err error) {
 	err = c.do(ctx, func() (err error) {
@@ -248,7 +248,7 @@ func (c commands) Kill(ctx context.Context, id string, sig int) error {
 }
 
 // files implements driver.FileSystem, driver.Archiver and driver.Watcher.
-type files struct{ *box }
+type files struct{ *remoteSandbox }
 
 func (f files) Stat(ctx context.Context, path string) (info sandbox.FileInfo, err error) {
 	err = f.do(ctx, func() (err error) {
@@ -307,7 +307,7 @@ func (f files) Move(ctx context.Context, from, to string, overwrite bool) error 
 }
 
 // archives implements driver.Archiver.
-type archives struct{ *box }
+type archives struct{ *remoteSandbox }
 
 func (a archives) Export(ctx context.Context, path string, w io.Writer, opts driver.ExportOptions) error {
 	return a.do(ctx, func() error { return a.s.Files().Export(ctx, path, w, opts.Exclude...) })
@@ -318,7 +318,7 @@ func (a archives) Import(ctx context.Context, path string, r io.Reader, opts dri
 }
 
 // watches implements driver.Watcher.
-type watches struct{ *box }
+type watches struct{ *remoteSandbox }
 
 // Watch implements driver.Watcher. It reconnects after a lost connection and
 // reports the missed changes as an overflow.
@@ -377,12 +377,12 @@ func forward(events iter.Seq2[sandbox.FileEvent, error], send func(sandbox.FileE
 }
 
 // pauses implements driver.Pauser.
-type pauses struct{ *box }
+type pauses struct{ *remoteSandbox }
 
 func (p pauses) Pause(ctx context.Context) error {
 	_, err := p.s.Pause(ctx, sandbox.PauseMemory)
 	if err == nil {
-		p.rests.Store(true)
+		p.pausedHere.Store(true)
 	}
 	return p.explain(ctx, err)
 }
@@ -390,13 +390,13 @@ func (p pauses) Pause(ctx context.Context) error {
 func (p pauses) Resume(ctx context.Context) error {
 	_, err := p.s.Resume(ctx)
 	if err == nil {
-		p.rests.Store(false)
+		p.pausedHere.Store(false)
 	}
 	return p.explain(ctx, err)
 }
 
 // sizes implements driver.Resizer.
-type sizes struct{ *box }
+type sizes struct{ *remoteSandbox }
 
 func (s sizes) Resize(ctx context.Context, limits sandbox.Resources) error {
 	return s.do(ctx, func() error {
@@ -406,7 +406,7 @@ func (s sizes) Resize(ctx context.Context, limits sandbox.Resources) error {
 }
 
 // deadlines implements driver.DeadlineSetter.
-type deadlines struct{ *box }
+type deadlines struct{ *remoteSandbox }
 
 func (d deadlines) SetDeadline(ctx context.Context, at time.Time) error {
 	life := time.Duration(0) // no limit
@@ -418,7 +418,7 @@ func (d deadlines) SetDeadline(ctx context.Context, at time.Time) error {
 }
 
 // meters implements driver.Meter.
-type meters struct{ *box }
+type meters struct{ *remoteSandbox }
 
 func (m meters) Usage(ctx context.Context) (u sandbox.Usage, err error) {
 	err = m.do(ctx, func() (err error) {

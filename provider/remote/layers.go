@@ -68,7 +68,7 @@ func (l layer) Unwrap() any { return l.Instance }
 
 // instance returns an instance with the layers for its capabilities.
 func (p *Provider) instance(id sandbox.ID, s *atoll.Sandbox, can driver.Capabilities) driver.Instance {
-	b := &box{p: p, id: id, s: s}
+	b := &remoteSandbox{p: p, id: id, s: s}
 	in := driver.Instance(b)
 	add := func(can bool, wrap func(layer) driver.Instance) {
 		if can {

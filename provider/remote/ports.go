@@ -12,7 +12,7 @@ import (
 )
 
 // ports implements driver.Dialer.
-type ports struct{ *box }
+type ports struct{ *remoteSandbox }
 
 // Dial implements driver.Dialer.
 func (p ports) Dial(ctx context.Context, port uint16) (c net.Conn, err error) {
@@ -30,7 +30,7 @@ func (p ports) Dial(ctx context.Context, port uint16) (c net.Conn, err error) {
 }
 
 // previews implements driver.Previewer with the other daemon's previews.
-type previews struct{ *box }
+type previews struct{ *remoteSandbox }
 
 // Preview implements driver.Previewer.
 func (p previews) Preview(ctx context.Context, req sandbox.PreviewRequest) (out sandbox.Preview, err error) {

@@ -15,10 +15,10 @@ import (
 // process is a command of the other daemon.
 type process struct {
 	*atoll.Process
-	box    *box
-	hold   time.Duration // how long its caller may be disconnected; zero: not at all
-	out    [2]*replay    // output of a command with a Hold
-	closed *sync.Once
+	sandbox *remoteSandbox
+	hold    time.Duration // how long its caller may be disconnected; zero: not at all
+	out     [2]*replay    // output of a command with a Hold
+	closed  *sync.Once
 }
 
 var (
@@ -26,8 +26,8 @@ var (
 	_ driver.Detacher = (*process)(nil)
 )
 
-func (b *box) process(p *atoll.Process, hold time.Duration) *process {
-	out := &process{Process: p, box: b, closed: new(sync.Once)}
+func (b *remoteSandbox) process(p *atoll.Process, hold time.Duration) *process {
+	out := &process{Process: p, sandbox: b, closed: new(sync.Once)}
 	if hold > 0 && !p.Info().Background {
 		out.hold, out.out = hold, [2]*replay{{r: p.Stdout()}, {r: p.Stderr()}}
 	}
@@ -60,21 +60,21 @@ func (p *process) Stderr() io.Reader {
 // Signal implements driver.Process. The news that the command has ended with its
 // sandbox may still be on the way.
 func (p *process) Signal(ctx context.Context, sig int) error {
-	if p.box.ended.Load() {
-		return p.box.gone()
+	if p.sandbox.ended.Load() {
+		return p.sandbox.gone()
 	}
-	return p.box.explain(ctx, p.Process.Signal(ctx, sig))
+	return p.sandbox.explain(ctx, p.Process.Signal(ctx, sig))
 }
 
 // Resize implements driver.Process.
 func (p *process) Resize(ctx context.Context, size sandbox.WindowSize) error {
-	return p.box.explain(ctx, p.Process.Resize(ctx, size))
+	return p.sandbox.explain(ctx, p.Process.Resize(ctx, size))
 }
 
 // Wait implements driver.Process.
 func (p *process) Wait(ctx context.Context) (sandbox.Exit, error) {
 	exit, err := p.Process.Wait(ctx)
-	return exit, p.box.explain(ctx, err)
+	return exit, p.sandbox.explain(ctx, err)
 }
 
 // dying limits how long Close waits for the end of a command that it kills. A
@@ -102,7 +102,7 @@ func (p *process) Close() (err error) {
 func (p *process) Detach() (err error) {
 	p.closed.Do(func() {
 		if p.hold > 0 && p.Process.Info().Exit != nil {
-			p.box.p.leave(p.box.key(p.Process.Info().ID), p)
+			p.sandbox.p.leave(p.sandbox.key(p.Process.Info().ID), p)
 			return
 		}
 		err = p.Process.Detach()

@@ -15,7 +15,7 @@ import (
 const holdAgain = 5 * time.Minute
 
 // rejoins implements driver.Rejoiner.
-type rejoins struct{ *box }
+type rejoins struct{ *remoteSandbox }
 
 // Rejoin implements driver.Rejoiner.
 func (r rejoins) Rejoin(ctx context.Context, id string, from driver.Cursor, skip bool) (proc driver.Process, at driver.Cursor, err error) {
@@ -45,7 +45,7 @@ func (r rejoins) Rejoin(ctx context.Context, id string, from driver.Cursor, skip
 }
 
 // key identifies a command among all commands of the provider.
-func (b *box) key(id string) string { return string(b.s.ID()) + "/" + id }
+func (b *remoteSandbox) key(id string) string { return string(b.s.ID()) + "/" + id }
 
 // recall removes and returns a command that leave kept.
 func (p *Provider) recall(key string) *process {

@@ -16,7 +16,7 @@ import (
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/need"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/provider/host"
 	"github.com/atoll-run/atoll/provider/remote"
@@ -37,11 +37,11 @@ func serve(t *testing.T, m *daemontest.Machine) *other {
 		o.Listen, o.Plain = "127.0.0.1:0", true
 		if m.Host { // in a directory that other users can traverse
 			dir := openDir(t)
-			o.Providers = []registry.Entry{{Name: host.Name, Open: func(registry.Host) (driver.Provider, error) {
+			o.Providers = []providerset.Entry{{Name: host.Name, Open: func(providerset.Host) (driver.Provider, error) {
 				return host.New(host.Options{Dir: dir})
 			}}}
 		} else {
-			o.Providers = []registry.Entry{{Name: "fake", Open: func(registry.Host) (driver.Provider, error) {
+			o.Providers = []providerset.Entry{{Name: "fake", Open: func(providerset.Host) (driver.Provider, error) {
 				return fake.New(fake.Options{World: m.World, SnapshotDir: filepath.Join(m.Dir, "snapshots")}), nil
 			}}}
 		}

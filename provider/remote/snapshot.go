@@ -16,7 +16,7 @@ import (
 // snapshots implements driver.Snapshotter. The other daemon stores a snapshot
 // under its ID here.
 type snapshots struct {
-	*box
+	*remoteSandbox
 	can driver.Capabilities
 }
 
@@ -54,7 +54,7 @@ func (s snapshots) still(ctx context.Context, opts driver.SnapshotOptions) (back
 	if err != nil {
 		return nil, err
 	}
-	stands := pauses{s.box}
+	stands := pauses{s.remoteSandbox}
 	was := func(context.Context) error { return nil }
 	if state == sandbox.Paused {
 		if err := stands.Resume(ctx); err != nil {
@@ -147,7 +147,7 @@ func (p *Provider) RestoreFiles(ctx context.Context, spec *sandbox.Spec, ref dri
 	if err != nil || !how.Memory {
 		return in, err
 	}
-	b, _ := driver.As[*box](in)
+	b, _ := driver.As[*remoteSandbox](in)
 	if _, err = b.s.Stop(ctx, 0); err == nil {
 		_, err = b.s.Start(ctx)
 	}

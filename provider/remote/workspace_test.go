@@ -7,7 +7,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/provider/remote"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
@@ -19,7 +19,7 @@ import (
 func TestWorkspacesAreCopied(t *testing.T) {
 	o, dir := serve(t, daemontest.New(t)), openDir(t)
 	c := daemontest.Client(t, daemontest.New(t).Start(t, func(opts *daemon.Options) {
-		opts.Providers = append(opts.Providers, registry.Entry{Name: remote.Name, Open: func(registry.Host) (driver.Provider, error) {
+		opts.Providers = append(opts.Providers, providerset.Entry{Name: remote.Name, Open: func(providerset.Host) (driver.Provider, error) {
 			return remote.New(o.options(dir))
 		}})
 	}))
@@ -65,7 +65,7 @@ func TestEnvelopesLeaveTheInstallation(t *testing.T) {
 	installed := func(o *other) *atoll.Client {
 		dir := openDir(t)
 		return daemontest.Client(t, daemontest.New(t).Start(t, func(opts *daemon.Options) {
-			opts.Providers = append(opts.Providers, registry.Entry{Name: remote.Name, Open: func(registry.Host) (driver.Provider, error) {
+			opts.Providers = append(opts.Providers, providerset.Entry{Name: remote.Name, Open: func(providerset.Host) (driver.Provider, error) {
 				return remote.New(o.options(dir))
 			}})
 		}))

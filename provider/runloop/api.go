@@ -22,8 +22,8 @@ import (
 // api is a client of the service. It implements hosted.Service.
 type api struct{ *hosted.Login }
 
-// words reads an error of the service.
-func words(_ int, body []byte) (code, message string, ok bool) {
+// parseError reads an error of the service.
+func parseError(_ int, body []byte) (code, message string, ok bool) {
 	var said struct{ Code, Message string }
 	err := json.Unmarshal(body, &said)
 	return said.Code, said.Message, err == nil && said.Message != ""
@@ -49,8 +49,8 @@ type launch struct {
 	Policy    string `json:"network_policy_id"`
 }
 
-// box is the service's description of a sandbox.
-type box struct {
+// apiSandbox is the service's description of a sandbox.
+type apiSandbox struct {
 	ID       string            `json:"id"`
 	Status   string            `json:"status"`
 	Created  int64             `json:"create_time_ms"`
@@ -72,20 +72,20 @@ var states = hosted.States{
 }
 
 // describe converts the service's description of a sandbox.
-func (b box) describe() hosted.Box {
-	return hosted.Marked(hosted.Box{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: time.UnixMilli(b.Created)}, b.Metadata)
+func (b apiSandbox) describe() hosted.Sandbox {
+	return hosted.Marked(hosted.Sandbox{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: time.UnixMilli(b.Created)}, b.Metadata)
 }
 
 func path(id, rest string) string { return "/v1/devboxes/" + url.PathEscape(id) + rest }
 
 // get returns a sandbox by its ID. One that has ended counts as none.
-func (a *api) get(ctx context.Context, id string) (b box, err error) {
+func (a *api) get(ctx context.Context, id string) (b apiSandbox, err error) {
 	err = a.Call(ctx, http.MethodGet, path(id, ""), nil, &b)
 	switch {
 	case missing(err):
 		err = hosted.ErrNone
 	case err == nil && b.ID != id:
-		err = a.Strange("the service answers for another sandbox")
+		err = a.ProtocolError("the service answers for another sandbox")
 	case err == nil && states.Of(b.Status) == sandbox.Gone:
 		err = hosted.ErrNone
 	}
@@ -93,30 +93,30 @@ func (a *api) get(ctx context.Context, id string) (b box, err error) {
 }
 
 // Get implements hosted.Service.
-func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Box, error) {
+func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Sandbox, error) {
 	b, err := a.get(ctx, id)
 	return b.describe(), err
 }
 
 // pages is one page of a list.
 type pages struct {
-	Items []box `json:"devboxes"`
-	More  bool  `json:"has_more"`
+	Items []apiSandbox `json:"devboxes"`
+	More  bool         `json:"has_more"`
 }
 
 func (a *api) page(ctx context.Context, q url.Values) (p pages, err error) {
 	err = a.Call(ctx, http.MethodGet, "/v1/devboxes?"+q.Encode(), nil, &p)
 	if err == nil && p.Items == nil {
-		err = a.Strange("the service's list is invalid")
+		err = a.ProtocolError("the service's list is invalid")
 	}
 	return p, err
 }
 
 // List implements hosted.Service. The service filters by no metadata, and lists
 // sandboxes that have ended, too.
-func (a *api) List(ctx context.Context, _ string, _ sandbox.ID) ([]hosted.Box, error) {
+func (a *api) List(ctx context.Context, _ string, _ sandbox.ID) ([]hosted.Sandbox, error) {
 	q := url.Values{"limit": {"1000"}, "include_total_count": {"false"}}
-	return hosted.Chained(&a.Client, func(cursor string) (found []hosted.Box, next string, err error) {
+	return hosted.Chained(&a.Client, func(cursor string) (found []hosted.Sandbox, next string, err error) {
 		if cursor != "" {
 			q.Set("starting_after", cursor)
 		}
@@ -128,7 +128,7 @@ func (a *api) List(ctx context.Context, _ string, _ sandbox.ID) ([]hosted.Box, e
 		case !p.More:
 			next = ""
 		case next == "":
-			err = a.Strange("the service's list is invalid")
+			err = a.ProtocolError("the service's list is invalid")
 		}
 		return found, next, err
 	})
@@ -141,11 +141,11 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
 		return err
 	}, func() error {
 		return a.Call(ctx, http.MethodPost, path(id, "/shutdown"), struct{}{}, nil)
-	}, func() error { return a.Strange("the service does not end the sandbox") })
+	}, func() error { return a.ProtocolError("the service does not end the sandbox") })
 }
 
 // Claim implements hosted.Claimer.
-func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]string) error {
+func (a *api) Claim(ctx context.Context, b hosted.Sandbox, metadata map[string]string) error {
 	return a.Call(ctx, http.MethodPost, path(b.ID, ""), map[string]any{"metadata": metadata}, nil)
 }
 
@@ -155,10 +155,10 @@ type rules struct {
 	Names []string `json:"allowed_hostnames"`
 	CIDRs []cidr   `json:"allowed_cidrs"`
 	// Other permissions, which are never asked for.
-	Boxes   bool `json:"allow_devbox_to_devbox"`
-	Mirrors bool `json:"allow_runloop_mirrors"`
-	Gateway bool `json:"allow_agent_gateway"`
-	MCP     bool `json:"allow_mcp_gateway"`
+	Sandboxes bool `json:"allow_devbox_to_devbox"`
+	Mirrors   bool `json:"allow_runloop_mirrors"`
+	Gateway   bool `json:"allow_agent_gateway"`
+	MCP       bool `json:"allow_mcp_gateway"`
 }
 
 type cidr struct {
@@ -197,7 +197,7 @@ func (r rules) same(o rules) bool {
 	}
 	slices.Sort(o.Names)
 	slices.SortFunc(o.CIDRs, func(a, b cidr) int { return strings.Compare(a.Prefix, b.Prefix) })
-	return r.All == o.All && !o.Boxes && !o.Mirrors && !o.Gateway && !o.MCP && slices.Equal(r.Names, o.Names) &&
+	return r.All == o.All && !o.Sandboxes && !o.Mirrors && !o.Gateway && !o.MCP && slices.Equal(r.Names, o.Names) &&
 		slices.EqualFunc(r.CIDRs, o.CIDRs, func(a, b cidr) bool { return a.Prefix == b.Prefix && len(b.Ports) == 0 })
 }
 

@@ -17,12 +17,12 @@ import (
 // inside runs commands in one sandbox.
 type inside struct {
 	hosted.Text
-	p   *Provider
-	box string // its ID
+	p       *Provider
+	sandbox string // its ID
 }
 
-func (p *Provider) enter(b hosted.Box) hosted.Inside {
-	in := &inside{p: p, box: b.ID}
+func (p *Provider) openInside(b hosted.Sandbox) hosted.Inside {
+	in := &inside{p: p, sandbox: b.ID}
 	in.Text = hosted.Text{Commander: in, ID: b.Sandbox, Open: p.Open, Exec: in.exec}
 	return in
 }
@@ -30,11 +30,11 @@ func (p *Provider) enter(b hosted.Box) hosted.Inside {
 // Wake implements hosted.Inside. It resumes a sandbox that is suspended. It never
 // creates another one.
 func (in *inside) Wake(ctx context.Context) error {
-	return in.p.Move(ctx, in.ID, in.box, func(now hosted.Box) (bool, error) {
+	return in.p.Move(ctx, in.ID, in.sandbox, func(now hosted.Sandbox) (bool, error) {
 		if now.Status == running {
 			return true, nil
 		}
-		return false, in.p.api.Call(ctx, http.MethodPost, path(in.box, "/resume"), struct{}{}, nil)
+		return false, in.p.api.Call(ctx, http.MethodPost, path(in.sandbox, "/resume"), struct{}{}, nil)
 	})
 }
 
@@ -50,7 +50,7 @@ type execution struct {
 const completed = "completed"
 
 func (in *inside) at(id, rest string) string {
-	return path(in.box, "/executions/"+url.PathEscape(id)+rest)
+	return path(in.sandbox, "/executions/"+url.PathEscape(id)+rest)
 }
 
 // ended waits until a command has ended.
@@ -73,7 +73,7 @@ func (in *inside) ended(ctx context.Context, now execution) (execution, error) {
 func (in *inside) exec(ctx context.Context, argv []string, env map[string]string) (int, string, error) {
 	var now execution
 	body := map[string]any{"command": hosted.Quote(hosted.Rooted(argv, env)), "command_id": newCommand(), "optimistic_timeout": 25}
-	err := in.p.api.Call(ctx, http.MethodPost, path(in.box, "/execute"), body, &now)
+	err := in.p.api.Call(ctx, http.MethodPost, path(in.sandbox, "/execute"), body, &now)
 	if err == nil && now.ID == "" {
 		err = in.Broken("the service names no command")
 	}
@@ -95,7 +95,7 @@ func (in *inside) Put(ctx context.Context, file string, open func() (io.ReadClos
 		}
 		defer content.Close()
 		kind, body := rest.Form("file", content, "path", file)
-		return in.p.api.Upload(ctx, http.MethodPost, path(in.box, "/upload_file"), kind, body)
+		return in.p.api.Upload(ctx, http.MethodPost, path(in.sandbox, "/upload_file"), kind, body)
 	})
 }
 
@@ -104,7 +104,7 @@ func (in *inside) Put(ctx context.Context, file string, open func() (io.ReadClos
 func (in *inside) Stream(ctx context.Context, argv []string, env map[string]string) (hosted.Events, error) {
 	e := &events{in: in, ctx: ctx}
 	body := map[string]any{"command": hosted.Quote(hosted.Rooted(argv, env))}
-	err := in.p.api.Call(ctx, http.MethodPost, path(in.box, "/execute_async"), body, &e.command)
+	err := in.p.api.Call(ctx, http.MethodPost, path(in.sandbox, "/execute_async"), body, &e.command)
 	if err == nil && e.command.ID == "" {
 		err = in.Broken("the service names no command")
 	}

@@ -35,7 +35,7 @@ type Options struct {
 }
 
 var opening = hosted.Opening{
-	Name: Name, Version: "v1", Key: "RUNLOOP_API_KEY", URL: "RUNLOOP_BASE_URL", Public: "https://api.runloop.ai", Words: words,
+	Name: Name, Version: "v1", Key: "RUNLOOP_API_KEY", URL: "RUNLOOP_BASE_URL", Public: "https://api.runloop.ai", ParseError: parseError,
 }
 
 // longest is how long a sandbox may live.
@@ -71,7 +71,7 @@ func New(opts Options) (*Provider, error) {
 	}
 	a := &api{login}
 	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
-	p.Enter, p.Expires, p.Reboots, p.Resting = p.enter, true, true, []string{running, suspended}
+	p.OpenInside, p.Expires, p.Reboots, p.Resting = p.openInside, true, true, []string{running, suspended}
 	p.Extend = func(in *hosted.Instance) hosted.Made { return hosted.Savable{Instance: in} }
 	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}})
 	return p, p.Start(opts.Executable)
@@ -128,25 +128,25 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation) (dr
 	}
 	c.Name, c.Metadata = "atoll-"+string(spec.ID), hosted.Metadata(scope, spec)
 	c.Launch.KeepAlive = hosted.Seconds(cmp.Or(life, longest))
-	var b box
-	return p.Make(ctx, &hosted.Making{
+	var b apiSandbox
+	return p.Make(ctx, &hosted.Creation{
 		Spec: spec, Life: life,
 		Prepare: func(ctx context.Context) (err error) {
 			c.Launch.Policy, err = p.api.policy(ctx, rules)
 			return err
 		},
-		Ask: func(ctx context.Context) (hosted.Box, error) {
+		Ask: func(ctx context.Context) (hosted.Sandbox, error) {
 			b, err = p.request(ctx, scope, spec.ID, &c)
 			return b.describe(), err
 		},
 		Confirm: func() error {
 			switch {
 			case b.Launch.Policy != c.Launch.Policy:
-				return p.Strange("the service does not confirm the network of the sandbox")
+				return p.ProtocolError("the service does not confirm the network of the sandbox")
 			case b.Launch.KeepAlive != c.Launch.KeepAlive:
-				return p.Strange("the service does not confirm the lifetime of the sandbox")
+				return p.ProtocolError("the service does not confirm the lifetime of the sandbox")
 			case b.Snapshot != c.Snapshot:
-				return p.Strange("the service does not confirm the snapshot of the sandbox")
+				return p.ProtocolError("the service does not confirm the snapshot of the sandbox")
 			}
 			return nil
 		},
@@ -154,26 +154,26 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation) (dr
 }
 
 // request requests a sandbox and waits until it runs.
-func (p *Provider) request(ctx context.Context, scope string, id sandbox.ID, c *creation) (b box, err error) {
+func (p *Provider) request(ctx context.Context, scope string, id sandbox.ID, c *creation) (b apiSandbox, err error) {
 	err = p.api.Call(ctx, http.MethodPost, "/v1/devboxes", c, nil)
 	if hosted.Refused(err) {
 		return b, err
 	}
-	b, err = hosted.Search(ctx, &p.api.Client, err, func() (box, error) {
+	b, err = hosted.Search(ctx, &p.api.Client, err, func() (apiSandbox, error) {
 		found, err := p.api.List(ctx, scope, id)
 		for _, one := range found {
 			if err == nil && one.Scope == scope && one.Sandbox == id && one.State != sandbox.Gone {
 				return p.api.get(ctx, one.ID)
 			}
 		}
-		return box{}, cmp.Or(err, hosted.ErrNone)
+		return apiSandbox{}, cmp.Or(err, hosted.ErrNone)
 	})
 	if err != nil {
 		return b, err
 	}
 	now, err := p.Settled(ctx, id, b.ID)
 	if err == nil && now.Status != running {
-		err = p.Strange("the new sandbox is " + now.Status)
+		err = p.ProtocolError("the new sandbox is " + now.Status)
 	}
 	return b, err
 }

@@ -20,8 +20,8 @@ import (
 func TestMain(m *testing.M) { os.Exit(hostedtest.Main(m)) }
 
 const (
-	box     = "/v1/devboxes/*"
-	refused = `{"code":"bad_request","message":"no"}`
+	anySandbox = "/v1/devboxes/*"
+	refused    = `{"code":"bad_request","message":"no"}`
 )
 
 var suite = hostedtest.Suite[*runloop.Provider, *service.Server]{
@@ -46,8 +46,8 @@ var suite = hostedtest.Suite[*runloop.Provider, *service.Server]{
 		return map[string]string{"RUNLOOP_API_KEY": service.Key, "RUNLOOP_BASE_URL": url}
 	},
 	Secret: service.Key, Other: map[string]string{"RUNLOOP_API_KEY": "ak_other"},
-	Bounded: bound,
-	Boxes:   "/v1/devboxes", Box: box, Inside: box + "/execute_async", Ending: box + "/shutdown",
+	Bounded:   bound,
+	Sandboxes: "/v1/devboxes", Sandbox: anySandbox, Inside: anySandbox + "/execute_async", Ending: anySandbox + "/shutdown",
 	NotFound: `{"code":"not_found","message":"Devbox not found"}`, Invalid: refused, Changing: `{"code":"conflict","message":"Devbox is changing"}`,
 	Nothing: `{"devboxes":[],"has_more":false}`, Renamed: [2]string{`"id":"`, `"id":"other`}, Refusal: `{"code":"x","message":"TEXT"}`,
 	Statuses: map[string]sandbox.State{
@@ -78,14 +78,14 @@ func TestShared(t *testing.T) { suite.Shared(t) }
 
 func TestCreateFaults(t *testing.T) {
 	all := hostedtest.Unavailable(map[string]servicetest.Fault{
-		"open":        hostedtest.Rewritten(box, `"network_policy_id":"npo`, `"network_policy_id":"other`),
-		"short":       hostedtest.Rewritten(box, `_seconds":1800`, `_seconds":300`),
-		"command 5xx": {Method: http.MethodPost, Path: box + "/execute_async", Status: 502},
-		"no command":  {Method: http.MethodPost, Path: box + "/execute_async", Rewrite: func([]byte) []byte { return []byte("{}") }},
+		"open":        hostedtest.Rewritten(anySandbox, `"network_policy_id":"npo`, `"network_policy_id":"other`),
+		"short":       hostedtest.Rewritten(anySandbox, `_seconds":1800`, `_seconds":300`),
+		"command 5xx": {Method: http.MethodPost, Path: anySandbox + "/execute_async", Status: 502},
+		"no command":  {Method: http.MethodPost, Path: anySandbox + "/execute_async", Rewrite: func([]byte) []byte { return []byte("{}") }},
 	})
-	all["failed"] = hostedtest.CreateFault{Fault: hostedtest.Rewritten(box, `"status":"running"`, `"status":"failure"`), Want: sandbox.CodeConflict, Posts: 1}
+	all["failed"] = hostedtest.CreateFault{Fault: hostedtest.Rewritten(anySandbox, `"status":"running"`, `"status":"failure"`), Want: sandbox.CodeConflict, Posts: 1}
 	all["guest not taken"] = hostedtest.CreateFault{
-		Fault: servicetest.Fault{Method: http.MethodPost, Path: box + "/upload_file", Status: 400, Body: refused}, Want: sandbox.CodeInvalid, Posts: 1,
+		Fault: servicetest.Fault{Method: http.MethodPost, Path: anySandbox + "/upload_file", Status: 400, Body: refused}, Want: sandbox.CodeInvalid, Posts: 1,
 	}
 	suite.CreateFaults(t, all)
 }
@@ -119,7 +119,7 @@ func TestSnapshotFaults(t *testing.T) {
 	p := w.Open(t, t.TempDir())
 	const all = "/v1/devboxes/disk_snapshots"
 	post := func(f servicetest.Fault) servicetest.Fault {
-		return hostedtest.At(http.MethodPost, box+"/snapshot_disk_async", f)
+		return hostedtest.At(http.MethodPost, anySandbox+"/snapshot_disk_async", f)
 	}
 	status := func(f servicetest.Fault) servicetest.Fault { return hostedtest.At(http.MethodGet, all+"/*/status", f) }
 	in := w.Faulty(p, nil).Make(t, hostedtest.Spec("sb-saved"))
@@ -185,7 +185,7 @@ func TestRestoreFaults(t *testing.T) {
 		t.Errorf("there are %d sandboxes, want 1", n)
 	}
 	w.Fake.Clear()
-	w.Fake.Add(servicetest.Fault{Method: http.MethodGet, Path: box, Rewrite: hostedtest.Replace(`"snapshot_id":"snp_`, `"snapshot_id":"other`)})
+	w.Fake.Add(servicetest.Fault{Method: http.MethodGet, Path: anySandbox, Rewrite: hostedtest.Replace(`"snapshot_id":"snp_`, `"snapshot_id":"other`)})
 	if _, _, err := p.Restore(t.Context(), hostedtest.Spec("sb-other"), saved.Ref); p.ErrorCode(err) != sandbox.CodeUnavailable {
 		t.Errorf("from another snapshot: %v, want unavailable", err)
 	}

@@ -68,7 +68,7 @@ func (k saver) list(ctx context.Context, id string) ([]saved, error) {
 		}
 		err = k.p.api.Call(ctx, http.MethodGet, disks+"?"+q.Encode(), nil, &page)
 		if err == nil && page.Items == nil {
-			err = k.p.Strange("the service's list is invalid")
+			err = k.p.ProtocolError("the service's list is invalid")
 		}
 		for _, s := range page.Items {
 			if next = s.ID; s.Metadata[hosted.MetaScope] == scope && (id == "" || s.Metadata[hosted.MetaID] == id) {
@@ -112,7 +112,7 @@ func (k saver) Referred(ctx context.Context, data string) (hosted.Saved, error) 
 	case missing(err), err == nil && said.Status == discarded:
 		err = hosted.ErrNone
 	case err == nil && said.Status == complete && said.Snapshot.ID != data:
-		err = k.p.Strange("the service answers for another snapshot")
+		err = k.p.ProtocolError("the service answers for another snapshot")
 	}
 	s := said.Snapshot.describe(said.Status)
 	if s.Data = data; said.Problem != "" {
@@ -130,7 +130,7 @@ func (k saver) Save(ctx context.Context, in *hosted.Instance, id string, _ *host
 	}
 	var s saved
 	body := map[string]any{"name": "atoll-" + id, "metadata": hosted.Wanted(scope, sandbox.ID(id))}
-	err = k.p.api.Call(ctx, http.MethodPost, path(in.Box, "/snapshot_disk_async"), body, &s)
+	err = k.p.api.Call(ctx, http.MethodPost, path(in.Sandbox, "/snapshot_disk_async"), body, &s)
 	if err != nil && sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 		return out, err
 	}
@@ -160,7 +160,7 @@ func (k saver) Forget(ctx context.Context, data string) error {
 			err = nil
 		}
 		return err
-	}, func() error { return k.p.Strange("the service does not remove the snapshot") })
+	}, func() error { return k.p.ProtocolError("the service does not remove the snapshot") })
 }
 
 // Copy implements hosted.Saver.

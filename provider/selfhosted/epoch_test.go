@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/driver/machinetest"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/machine/hub"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/span"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
@@ -127,7 +127,7 @@ func (w *world) daemon(t *testing.T) *atoll.Client {
 	w.hub.Close()
 	d, err := daemon.Start(t.Context(), daemon.Options{
 		StateDir: t.TempDir(), Provider: "fake", Machines: config, Plain: true, Logger: slog.New(slog.DiscardHandler),
-		Providers: []registry.Entry{{Name: "fake", Open: func(h registry.Host) (driver.Provider, error) {
+		Providers: []providerset.Entry{{Name: "fake", Open: func(h providerset.Host) (driver.Provider, error) {
 			return fake.New(fake.Options{World: new(fake.World), SnapshotDir: h.Snapshots}), nil
 		}}},
 	})

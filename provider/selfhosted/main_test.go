@@ -25,7 +25,7 @@ import (
 	"github.com/atoll-run/atoll/internal/machine/broker"
 	"github.com/atoll-run/atoll/internal/machine/hub"
 	"github.com/atoll-run/atoll/internal/machine/local"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/provider/host"
@@ -67,10 +67,10 @@ func serve(dir string) {
 func serveLocal(dir string, log *slog.Logger) func(context.Context, agent.Enrolled) (agent.Local, error) {
 	// Commands of other users need a way to the files, which is not through the
 	// directory of the machine.
-	boxes := filepath.Join(filepath.Dir(dir), "boxes")
-	entry := registry.Entry{Name: host.Name, Open: func(registry.Host) (driver.Provider, error) { return host.New(host.Options{Dir: boxes}) }}
+	sandboxes := filepath.Join(filepath.Dir(dir), "boxes")
+	entry := providerset.Entry{Name: host.Name, Open: func(providerset.Host) (driver.Provider, error) { return host.New(host.Options{Dir: sandboxes}) }}
 	if strings.HasSuffix(dir, "memory") {
-		entry = registry.Entry{Name: "fake", Open: func(h registry.Host) (driver.Provider, error) {
+		entry = providerset.Entry{Name: "fake", Open: func(h providerset.Host) (driver.Provider, error) {
 			return fake.New(fake.Options{World: new(fake.World), SnapshotDir: h.Snapshots}), nil
 		}}
 	}

@@ -20,9 +20,9 @@ type api struct {
 	data *url.URL
 }
 
-// words reads an error of either API: {"error": {"code", "message"}} or
+// parseError reads an error of either API: {"error": {"code", "message"}} or
 // {"error": "text"}.
-func words(_ int, body []byte) (code, message string, ok bool) {
+func parseError(_ int, body []byte) (code, message string, ok bool) {
 	var said struct {
 		Error json.RawMessage `json:"error"`
 	}
@@ -49,9 +49,9 @@ type network struct {
 	DenyOut  []string `json:"deny_out"`
 }
 
-// box is the service's description of a sandbox. Only answers to requests that
+// apiSandbox is the service's description of a sandbox. Only answers to requests that
 // start it contain the token and the hint.
-type box struct {
+type apiSandbox struct {
 	ID         string            `json:"id"`
 	Status     string            `json:"status"`
 	Created    time.Time         `json:"created_at"`
@@ -78,14 +78,14 @@ type creation struct {
 
 // sandbox makes a request whose answer is a sandbox, which must have the id if
 // one is given.
-func (a *api) sandbox(ctx context.Context, method, path, id string, in any) (b box, err error) {
+func (a *api) sandbox(ctx context.Context, method, path, id string, in any) (b apiSandbox, err error) {
 	err = a.Call(ctx, method, path, in, &b)
 	switch {
 	case err != nil:
 	case b.ID == "" || strings.ContainsAny(b.ID, "/?#.:@\\%"):
-		err = a.Strange("the service's response contains no sandbox id")
+		err = a.ProtocolError("the service's response contains no sandbox id")
 	case id != "" && b.ID != id:
-		err = a.Strange("the service answers for another sandbox")
+		err = a.ProtocolError("the service answers for another sandbox")
 	}
 	return b, err
 }
@@ -95,7 +95,7 @@ func (a *api) patch(ctx context.Context, id string, settings map[string]any) err
 	return a.Call(ctx, http.MethodPatch, "/sandboxes/"+id, settings, nil)
 }
 
-func (a *api) get(ctx context.Context, id string) (box, error) {
+func (a *api) get(ctx context.Context, id string) (apiSandbox, error) {
 	b, err := a.sandbox(ctx, http.MethodGet, "/sandboxes/"+id, id, nil)
 	return b, known(err)
 }
@@ -109,18 +109,18 @@ func known(err error) error {
 }
 
 // Get implements hosted.Service.
-func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Box, error) {
+func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Sandbox, error) {
 	b, err := a.get(ctx, id)
 	return b.describe(), err
 }
 
 // List implements hosted.Service.
-func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (found []hosted.Box, err error) {
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) (found []hosted.Sandbox, err error) {
 	q := url.Values{}
 	for k, v := range hosted.Wanted(scope, id) {
 		q.Set("metadata."+k, v)
 	}
-	var all []box
+	var all []apiSandbox
 	err = a.Call(ctx, http.MethodGet, "/sandboxes?"+q.Encode(), nil, &all)
 	for _, b := range all {
 		found = append(found, b.describe())
@@ -134,13 +134,13 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
 }
 
 // Claim implements hosted.Claimer.
-func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]string) error {
+func (a *api) Claim(ctx context.Context, b hosted.Sandbox, metadata map[string]string) error {
 	return a.patch(ctx, b.ID, map[string]any{"metadata": metadata})
 }
 
 // describe converts the service's description of a sandbox.
-func (b box) describe() hosted.Box {
-	d := hosted.Box{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: b.Created}
+func (b apiSandbox) describe() hosted.Sandbox {
+	d := hosted.Sandbox{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: b.Created}
 	if b.Token != "" {
 		d.Access = access{b.Token, b.Hint}
 	}
@@ -160,18 +160,18 @@ var states = hosted.States{
 
 // awake makes a sandbox active, by POST activate or resume, and returns its new
 // token. With asleep, a paused sandbox is resumed; otherwise it is a conflict.
-func (p *Provider) awake(ctx context.Context, id sandbox.ID, boxID string, asleep bool) (b box, err error) {
+func (p *Provider) awake(ctx context.Context, id sandbox.ID, sandboxID string, asleep bool) (b apiSandbox, err error) {
 	sleeps := &sandbox.Error{Code: sandbox.CodeConflict, Subject: string(id), Message: "the service has paused the sandbox", Hint: "resume it with: atoll resume"}
-	err = p.Move(ctx, id, boxID, func(now hosted.Box) (done bool, err error) {
+	err = p.Move(ctx, id, sandboxID, func(now hosted.Sandbox) (done bool, err error) {
 		call := "activate"
 		if now.Status == statusPaused {
 			if call = "resume"; !asleep {
 				return true, nil
 			}
 		}
-		b, err = p.api.sandbox(ctx, http.MethodPost, "/sandboxes/"+boxID+"/"+call, boxID, nil)
+		b, err = p.api.sandbox(ctx, http.MethodPost, "/sandboxes/"+sandboxID+"/"+call, sandboxID, nil)
 		if err == nil && b.Token == "" {
-			err = p.Strange("the service gives no token")
+			err = p.ProtocolError("the service gives no token")
 		}
 		return err == nil, err
 	})

@@ -25,7 +25,7 @@ func (w *world) make(t *testing.T, p *superserve.Provider, s *sandbox.Spec) driv
 // faulty is the service for the tests shared by all services.
 func (w *world) faulty(p, again *superserve.Provider) *hostedtest.Faulty {
 	return &hostedtest.Faulty{
-		Faults: &w.Faults, Provider: p, Again: again, Boxes: "/sandboxes", Box: "/sandboxes/*", Key: service.Key,
+		Faults: &w.Faults, Provider: p, Again: again, Sandboxes: "/sandboxes", Sandbox: "/sandboxes/*", Key: service.Key,
 		NotFound: `{"error":{"code":"not_found","message":"sandbox not found"}}`, Invalid: `{"error":{"code":"validation_error","message":"no"}}`,
 		Busy: `{"error":{"code":"conflict","message":"sandbox is resuming"}}`, Nothing: "[]",
 		Other: hostedtest.Replace(`"id":"`, `"id":"0`), Spec: spec,

@@ -33,7 +33,7 @@ type inside struct {
 // route.
 type access struct{ token, hint string }
 
-func (p *Provider) enter(b hosted.Box) hosted.Inside {
+func (p *Provider) openInside(b hosted.Sandbox) hosted.Inside {
 	known, _ := b.Access.(access)
 	return &inside{p: p, id: b.ID, name: b.Sandbox, tokens: credential.NewCached(known)}
 }

@@ -56,10 +56,10 @@ func (in *Instance) previewURL(port uint16) (string, error) {
 			Code: sandbox.CodeUnsupported, Subject: "data URL", Message: "previews need a data URL with a domain name", Hint: "set SUPERSERVE_DATA_URL to a URL with a domain name",
 		}
 	}
-	return data.Scheme + "://" + strconv.Itoa(int(port)) + "-" + in.Box + "." + host, nil
+	return data.Scheme + "://" + strconv.Itoa(int(port)) + "-" + in.Sandbox + "." + host, nil
 }
 
-func (in *Instance) previewPath() string { return "/sandboxes/" + in.Box + "/preview-ports" }
+func (in *Instance) previewPath() string { return "/sandboxes/" + in.Sandbox + "/preview-ports" }
 
 // Preview implements driver.Previewer.
 func (in *Instance) Preview(ctx context.Context, req sandbox.PreviewRequest) (sandbox.Preview, error) {
@@ -97,7 +97,7 @@ func (in *Instance) publish(ctx context.Context, p *sandbox.Preview) error {
 	var made published
 	err := in.p.api.Call(ctx, http.MethodPost, in.previewPath(), published{p.Port, access}, &made)
 	if err == nil && made != (published{p.Port, access}) {
-		err = in.p.api.Strange("the service does not show the port as it was asked to")
+		err = in.p.api.ProtocolError("the service does not show the port as it was asked to")
 	}
 	return err
 }
@@ -113,7 +113,7 @@ func (in *Instance) token(ctx context.Context, p *sandbox.Preview) error {
 	path := in.previewPath() + "/" + strconv.Itoa(int(p.Port)) + "/token"
 	err := in.p.api.Call(ctx, http.MethodPost, path, map[string]any{"expires_in_seconds": int64(previewLife / time.Second)}, &made)
 	if err == nil && (made.Token == "" || made.Header == "" || made.Port != p.Port) {
-		err = in.p.api.Strange("the service gives no token for the port")
+		err = in.p.api.ProtocolError("the service gives no token for the port")
 	}
 	p.Token, p.Header, p.Expires = made.Token, made.Header, made.Expires
 	return err
@@ -123,7 +123,7 @@ func (in *Instance) token(ctx context.Context, p *sandbox.Preview) error {
 func (in *Instance) Unpreview(ctx context.Context, port uint16) error {
 	err := in.p.api.Remove(ctx, in.previewPath()+"/"+strconv.Itoa(int(port)))
 	if missing(err) { // the port, or the sandbox
-		_, err = in.p.api.get(ctx, in.Box)
+		_, err = in.p.api.get(ctx, in.Sandbox)
 	}
 	if err != nil {
 		return in.Explain(ctx, err)

@@ -20,7 +20,7 @@ type saver struct{ p *Provider }
 // saved is the service's description of a snapshot.
 type saved struct {
 	ID      string    `json:"id"`
-	Box     string    `json:"sandbox_id"`
+	Sandbox string    `json:"sandbox_id"`
 	Status  string    `json:"status"`
 	Name    string    `json:"name"`
 	Size    int64     `json:"size_bytes"`
@@ -48,7 +48,7 @@ func (k saver) get(ctx context.Context, id string) (s saved, err error) {
 	case missing(err), err == nil && s.Status == savedDeleting:
 		err = hosted.ErrNone
 	case err == nil && s.ID != id:
-		err = k.p.Strange("the service answers for another snapshot")
+		err = k.p.ProtocolError("the service answers for another snapshot")
 	}
 	return s, err
 }
@@ -67,7 +67,7 @@ func (k saver) Forget(ctx context.Context, data string) error {
 // Save implements hosted.Saver. It requests the snapshot with the same
 // idempotency key until there is an answer.
 func (k saver) Save(ctx context.Context, in *hosted.Instance, id string, r *hosted.SavedRecord) (out hosted.Saved, err error) {
-	resume, err := k.stay(ctx, in.Box)
+	resume, err := k.stay(ctx, in.Sandbox)
 	if err != nil {
 		return out, err
 	}
@@ -80,13 +80,13 @@ func (k saver) Save(ctx context.Context, in *hosted.Instance, id string, r *host
 				return out, err
 			}
 		}
-		err = k.p.api.Call(ctx, http.MethodPost, "/sandboxes/"+in.Box+"/snapshot", body, &s)
+		err = k.p.api.Call(ctx, http.MethodPost, "/sandboxes/"+in.Sandbox+"/snapshot", body, &s)
 		if sandbox.CodeOf(err) != sandbox.CodeUnavailable {
 			break
 		}
 	}
-	if err == nil && (!usableID.MatchString(s.ID) || s.Box != in.Box) {
-		s, err = saved{}, k.p.Strange("the service's response contains no snapshot of the sandbox")
+	if err == nil && (!usableID.MatchString(s.ID) || s.Sandbox != in.Sandbox) {
+		s, err = saved{}, k.p.ProtocolError("the service's response contains no snapshot of the sandbox")
 	}
 	if err != nil {
 		return out, err
@@ -100,9 +100,9 @@ func (k saver) Save(ctx context.Context, in *hosted.Instance, id string, r *host
 
 // stay ensures that a sandbox with a lifetime is not removed while it is paused
 // for a snapshot. It returns a function that undoes that.
-func (k saver) stay(ctx context.Context, boxID string) (undo func() error, err error) {
+func (k saver) stay(ctx context.Context, sandboxID string) (undo func() error, err error) {
 	none := func() error { return nil }
-	b, err := k.p.api.get(ctx, boxID)
+	b, err := k.p.api.get(ctx, sandboxID)
 	if err != nil || b.AutoDelete == nil {
 		return none, err
 	}
@@ -118,7 +118,7 @@ func (k saver) stay(ctx context.Context, boxID string) (undo func() error, err e
 func (k saver) Saved(ctx context.Context, id string) ([]hosted.Saved, error) {
 	return k.p.Search(ctx, id, func(ctx context.Context, id string, r hosted.SavedRecord) (hosted.Saved, error) {
 		var all []saved
-		if err := known(k.p.api.Call(ctx, http.MethodGet, "/sandboxes/"+r.Box+"/snapshots", nil, &all)); err != nil {
+		if err := known(k.p.api.Call(ctx, http.MethodGet, "/sandboxes/"+r.ServiceID+"/snapshots", nil, &all)); err != nil {
 			return hosted.Saved{}, err
 		}
 		for _, s := range all {

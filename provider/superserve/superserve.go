@@ -49,7 +49,7 @@ type Options struct {
 	Secrets map[string]string `json:"secrets"`
 }
 
-var opening = hosted.Opening{Name: Name, Version: "v1", Key: "SUPERSERVE_API_KEY", URL: "SUPERSERVE_BASE_URL", Words: words, Public: regions[firstRegion].control}
+var opening = hosted.Opening{Name: Name, Version: "v1", Key: "SUPERSERVE_API_KEY", URL: "SUPERSERVE_BASE_URL", ParseError: parseError, Public: regions[firstRegion].control}
 
 // FromEnvironment returns the options from the environment variables of the
 // official SDK, and from further variables: two more sources of the key, the
@@ -158,7 +158,7 @@ func New(opts Options) (*Provider, error) {
 	}
 	p := &Provider{opts: opts, api: a, Core: login.Core(a)}
 	p.Resting = []string{statusActive, statusPaused}
-	p.Enter = p.enter
+	p.OpenInside = p.openInside
 	p.Extend = func(in *hosted.Instance) hosted.Made { return &Instance{hosted.Savable{Instance: in}, p} }
 	p.MemoryKeeper = hosted.MemoryKeeper{Keeper: p.Keep(&hosted.Keeper{Saver: saver{p}, Memory: true, Records: true})}
 	return p, p.Start(opts.Executable)
@@ -171,7 +171,7 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		Previews: true,
 		Limits:   map[string]driver.Limit{"cpus": fixed, "memory": fixed, "disk": fixed, "pids": fixed, "lifetime": {Holds: true, By: "the service"}},
 	}, func(ctx context.Context) error {
-		return p.api.Call(ctx, http.MethodGet, "/sandboxes?limit=1", nil, &[]box{})
+		return p.api.Call(ctx, http.MethodGet, "/sandboxes?limit=1", nil, &[]apiSandbox{})
 	}, p.api.data)
 }
 
@@ -227,10 +227,10 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, beg
 		seconds, atOnce := hosted.Seconds(life), int64(0)
 		c.Timeout, c.AutoDelete, life = &seconds, &atOnce, time.Duration(seconds)*time.Second
 	}
-	var b box
-	return p.Make(ctx, &hosted.Making{
+	var b apiSandbox
+	return p.Make(ctx, &hosted.Creation{
 		Spec: spec, Life: life, Begin: begin,
-		Ask: func(ctx context.Context) (hosted.Box, error) {
+		Ask: func(ctx context.Context) (hosted.Sandbox, error) {
 			b, err = p.request(ctx, spec.ID, &c)
 			return b.describe(), err
 		},
@@ -238,9 +238,9 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, beg
 			same := func(a, b *int64) bool { return a == b || a != nil && b != nil && *a == *b }
 			switch {
 			case !same(b.Timeout, c.Timeout) || c.AutoDelete != nil && !same(b.AutoDelete, c.AutoDelete):
-				return p.Strange("the service does not confirm the lifetime of the sandbox")
+				return p.ProtocolError("the service does not confirm the lifetime of the sandbox")
 			case c.Network != nil && (b.Network == nil || !slices.Equal(b.Network.AllowOut, c.Network.AllowOut) || !slices.Equal(b.Network.DenyOut, c.Network.DenyOut)):
-				return p.Strange("the service does not confirm what the sandbox may reach")
+				return p.ProtocolError("the service does not confirm what the sandbox may reach")
 			}
 			return nil
 		},
@@ -249,30 +249,30 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation, beg
 
 // request requests a sandbox and reads it back. If the answer is lost or names
 // another sandbox, it looks for the sandbox by its metadata.
-func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (box, error) {
+func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (apiSandbox, error) {
 	b, err := p.api.sandbox(ctx, http.MethodPost, "/sandboxes", "", c)
 	if hosted.Refused(err) {
-		return box{}, err
+		return apiSandbox{}, err
 	}
 	if err == nil {
 		if now, err := p.read(ctx, id, b, c); err == nil {
 			return now, nil
 		}
 	}
-	return hosted.Search(ctx, &p.api.Client, err, func() (box, error) {
+	return hosted.Search(ctx, &p.api.Client, err, func() (apiSandbox, error) {
 		found, err := p.Find(ctx, id)
 		if err != nil {
-			return box{}, err
+			return apiSandbox{}, err
 		}
 		if b, err = p.awake(ctx, id, found.ID, false); err != nil {
-			return box{}, err
+			return apiSandbox{}, err
 		}
 		return p.read(ctx, id, b, c)
 	})
 }
 
 // read returns the service's description of a new sandbox, with its token.
-func (p *Provider) read(ctx context.Context, id sandbox.ID, b box, c *creation) (box, error) {
+func (p *Provider) read(ctx context.Context, id sandbox.ID, b apiSandbox, c *creation) (apiSandbox, error) {
 	now, err := p.api.get(ctx, b.ID)
 	if err == nil && (now.Metadata[hosted.MetaID] != string(id) || now.Metadata[hosted.MetaScope] != c.Metadata[hosted.MetaScope]) {
 		err = hosted.ErrNone

@@ -22,8 +22,8 @@ type api struct {
 	team, project string
 }
 
-// words reads an error of the service.
-func words(_ int, body []byte) (code, message string, ok bool) {
+// parseError reads an error of the service.
+func parseError(_ int, body []byte) (code, message string, ok bool) {
 	var said struct {
 		Error *struct{ Code, Message string }
 	}
@@ -96,8 +96,8 @@ func (p *policy) allowed() (names, prefixes []string) {
 	return slices.Compact(names), slices.Compact(prefixes)
 }
 
-// box is the service's description of a sandbox. Times are milliseconds.
-type box struct {
+// apiSandbox is the service's description of a sandbox. Times are milliseconds.
+type apiSandbox struct {
 	Name       string            `json:"name"`
 	Session    string            `json:"currentSessionId"`
 	Status     string            `json:"status"`
@@ -126,7 +126,7 @@ var states = hosted.States{
 const names = hosted.Names("-")
 
 // id distinguishes a sandbox from later ones with its name.
-func (b box) id() string { return b.Name + "@" + strconv.FormatInt(b.Created, 10) }
+func (b apiSandbox) id() string { return b.Name + "@" + strconv.FormatInt(b.Created, 10) }
 
 // nameOf returns the name in an ID.
 func nameOf(id string) string {
@@ -136,16 +136,16 @@ func nameOf(id string) string {
 
 // describe converts the service's description of a sandbox. There is room for
 // few tags, so the record has the labels.
-func (b box) describe() hosted.Box {
-	d := hosted.Marked(hosted.Box{ID: b.id(), Status: b.Status, State: states.Of(b.Status), Created: time.UnixMilli(b.Created), Access: b.Session}, b.Tags)
+func (b apiSandbox) describe() hosted.Sandbox {
+	d := hosted.Marked(hosted.Sandbox{ID: b.id(), Status: b.Status, State: states.Of(b.Status), Created: time.UnixMilli(b.Created), Access: b.Session}, b.Tags)
 	d.Labels = nil
 	return d
 }
 
 // named returns a sandbox by its name. With resume, it is started if it is
 // stopped.
-func (a *api) named(ctx context.Context, name string, resume bool) (b box, err error) {
-	var said struct{ Sandbox, Session *box }
+func (a *api) named(ctx context.Context, name string, resume bool) (b apiSandbox, err error) {
+	var said struct{ Sandbox, Session *apiSandbox }
 	err = a.Call(ctx, http.MethodGet, a.path(name, "resume", strconv.FormatBool(resume)), nil, &said)
 	if said.Sandbox != nil {
 		b = *said.Sandbox
@@ -157,13 +157,13 @@ func (a *api) named(ctx context.Context, name string, resume bool) (b box, err e
 	case missing(err):
 		err = hosted.ErrNone
 	case err == nil && (b.Name != name || b.Created == 0):
-		err = a.Strange("the service answers for another sandbox")
+		err = a.ProtocolError("the service answers for another sandbox")
 	}
 	return b, err
 }
 
 // get returns a sandbox by its ID.
-func (a *api) get(ctx context.Context, id string) (box, error) {
+func (a *api) get(ctx context.Context, id string) (apiSandbox, error) {
 	b, err := a.named(ctx, nameOf(id), false)
 	if err == nil && b.id() != id {
 		err = hosted.ErrNone // it has ended, and a later one has its name
@@ -172,14 +172,14 @@ func (a *api) get(ctx context.Context, id string) (box, error) {
 }
 
 // Get implements hosted.Service.
-func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Box, error) {
+func (a *api) Get(ctx context.Context, _ sandbox.ID, id string) (hosted.Sandbox, error) {
 	b, err := a.get(ctx, id)
 	return b.describe(), err
 }
 
 // pages is one page of a list.
 type pages struct {
-	Items []box `json:"sandboxes"`
+	Items []apiSandbox `json:"sandboxes"`
 	Pages struct {
 		Next string `json:"next"`
 	} `json:"pagination"`
@@ -188,13 +188,13 @@ type pages struct {
 func (a *api) page(ctx context.Context, q url.Values) (p pages, err error) {
 	err = a.Call(ctx, http.MethodGet, "/v2/sandboxes?"+q.Encode(), nil, &p)
 	if err == nil && p.Items == nil {
-		err = a.Strange("the service's list is invalid")
+		err = a.ProtocolError("the service's list is invalid")
 	}
 	return p, err
 }
 
 // List implements hosted.Service. The service filters by one tag.
-func (a *api) List(ctx context.Context, scope string, id sandbox.ID) ([]hosted.Box, error) {
+func (a *api) List(ctx context.Context, scope string, id sandbox.ID) ([]hosted.Sandbox, error) {
 	q := a.query("project", "limit", "50", "sortBy", "createdAt", "sortOrder", "asc")
 	switch {
 	case id != "":
@@ -202,7 +202,7 @@ func (a *api) List(ctx context.Context, scope string, id sandbox.ID) ([]hosted.B
 	case scope != "":
 		q.Set("tags", hosted.MetaScope+":"+scope)
 	}
-	return hosted.Chained(&a.Client, func(cursor string) (found []hosted.Box, next string, err error) {
+	return hosted.Chained(&a.Client, func(cursor string) (found []hosted.Sandbox, next string, err error) {
 		if cursor != "" {
 			q.Set("cursor", cursor)
 		}
@@ -225,7 +225,7 @@ func (a *api) End(ctx context.Context, _ sandbox.ID, id string) error {
 		return err
 	}
 	kept := slices.ContainsFunc(all, saved.kept) // the service would remove it, too
-	late := func() error { return a.Strange("the service does not end the sandbox") }
+	late := func() error { return a.ProtocolError("the service does not end the sandbox") }
 	err = hosted.Poll(ctx, func() (bool, error) {
 		err := a.Remove(ctx, a.path(nameOf(id), "deleteOrphanSnapshots", strconv.FormatBool(!kept)))
 		if changing(err) {
@@ -262,6 +262,6 @@ func changing(err error) bool {
 }
 
 // Claim implements hosted.Claimer.
-func (a *api) Claim(ctx context.Context, b hosted.Box, metadata map[string]string) error {
+func (a *api) Claim(ctx context.Context, b hosted.Sandbox, metadata map[string]string) error {
 	return a.Call(ctx, http.MethodPatch, a.path(nameOf(b.ID)), map[string]any{"tags": metadata}, nil)
 }

@@ -21,15 +21,15 @@ import (
 // inside runs commands in one sandbox.
 type inside struct {
 	hosted.Text
-	p   *Provider
-	box string // its ID
+	p       *Provider
+	sandbox string // its ID
 
 	mu      sync.Mutex
 	session string // the present one, if known
 }
 
-func (p *Provider) enter(b hosted.Box) hosted.Inside {
-	in := &inside{p: p, box: b.ID}
+func (p *Provider) openInside(b hosted.Sandbox) hosted.Inside {
+	in := &inside{p: p, sandbox: b.ID}
 	in.session, _ = b.Access.(string)
 	in.Text = hosted.Text{Commander: in, ID: b.Sandbox, Open: p.Open}
 	return in
@@ -38,13 +38,13 @@ func (p *Provider) enter(b hosted.Box) hosted.Inside {
 // Wake implements hosted.Inside. It starts a sandbox that is stopped. It never
 // creates another one.
 func (in *inside) Wake(ctx context.Context) error {
-	return in.p.Move(ctx, in.ID, in.box, func(now hosted.Box) (bool, error) {
+	return in.p.Move(ctx, in.ID, in.sandbox, func(now hosted.Sandbox) (bool, error) {
 		if now.Status == running {
 			session, _ := now.Access.(string)
 			in.use(session)
 			return true, nil
 		}
-		_, err := in.p.api.named(ctx, nameOf(in.box), true)
+		_, err := in.p.api.named(ctx, nameOf(in.sandbox), true)
 		if changing(err) {
 			err = nil
 		}
@@ -66,7 +66,7 @@ func (in *inside) present(ctx context.Context, stale string) (string, error) {
 	if session != stale {
 		return session, nil
 	}
-	b, err := in.p.api.get(ctx, in.box)
+	b, err := in.p.api.get(ctx, in.sandbox)
 	if err == nil {
 		in.use(b.Session)
 	}

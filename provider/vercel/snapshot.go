@@ -82,8 +82,8 @@ const snapshots = "/v2/sandboxes/snapshots"
 
 // saves returns the snapshots of a sandbox, also those that the service took when
 // it stopped.
-func (a *api) saves(ctx context.Context, box string) ([]saved, error) {
-	q := a.query("project", "name", nameOf(box), "limit", "50")
+func (a *api) saves(ctx context.Context, sb string) ([]saved, error) {
+	q := a.query("project", "name", nameOf(sb), "limit", "50")
 	return hosted.Chained(&a.Client, func(cursor string) (found []saved, next string, err error) {
 		if cursor != "" {
 			q.Set("cursor", cursor)
@@ -96,7 +96,7 @@ func (a *api) saves(ctx context.Context, box string) ([]saved, error) {
 		}
 		err = a.Call(ctx, http.MethodGet, snapshots+"?"+q.Encode(), nil, &page)
 		if err == nil && page.Items == nil {
-			err = a.Strange("the service's list is invalid")
+			err = a.ProtocolError("the service's list is invalid")
 		}
 		for _, s := range page.Items {
 			if s.Status != discarded && usableID.MatchString(s.ID) {
@@ -127,7 +127,7 @@ func (k saver) Referred(ctx context.Context, data string) (hosted.Saved, error) 
 	case absent(err), err == nil && said.Snapshot.Status == discarded:
 		err = hosted.ErrNone
 	case err == nil && said.Snapshot.ID != data:
-		err = k.p.Strange("the service answers for another snapshot")
+		err = k.p.ProtocolError("the service answers for another snapshot")
 	}
 	return said.Snapshot.describe(), err
 }
@@ -144,7 +144,7 @@ func (k saver) Saved(ctx context.Context, id string) ([]hosted.Saved, error) {
 
 // ended returns the snapshot that has ended the session in a record.
 func (k saver) ended(ctx context.Context, r hosted.SavedRecord) (hosted.Saved, error) {
-	all, err := k.p.api.saves(ctx, r.Box)
+	all, err := k.p.api.saves(ctx, r.ServiceID)
 	for _, s := range all {
 		if s.Session == r.Key && s.kept() {
 			return s.describe(), nil
@@ -159,11 +159,11 @@ func (k saver) ended(ctx context.Context, r hosted.SavedRecord) (hosted.Saved, e
 // Prepare implements hosted.Preparer. A sandbox that is stopped is started, because
 // only one that runs can be saved.
 func (k saver) Prepare(ctx context.Context, in *hosted.Instance, r *hosted.SavedRecord) (undo func(context.Context) error, err error) {
-	b, err := k.p.api.get(ctx, in.Box)
+	b, err := k.p.api.get(ctx, in.Sandbox)
 	if err == nil && b.Status != running {
 		if err = in.Inside.Wake(ctx); err == nil {
-			undo = func(ctx context.Context) error { return k.stop(ctx, in.Box) }
-			b, err = k.p.api.get(ctx, in.Box)
+			undo = func(ctx context.Context) error { return k.stop(ctx, in.Sandbox) }
+			b, err = k.p.api.get(ctx, in.Sandbox)
 		}
 	}
 	r.Key = b.Session
@@ -171,8 +171,8 @@ func (k saver) Prepare(ctx context.Context, in *hosted.Instance, r *hosted.Saved
 }
 
 // stop stops a sandbox, if it runs.
-func (k saver) stop(ctx context.Context, box string) error {
-	b, err := k.p.api.get(ctx, box)
+func (k saver) stop(ctx context.Context, sb string) error {
+	b, err := k.p.api.get(ctx, sb)
 	if err == nil && b.Status == running {
 		err = k.p.api.Call(ctx, http.MethodPost, sessionPath(b.Session)+"/stop?"+k.p.api.query("").Encode(), struct{}{}, nil)
 	}
@@ -199,14 +199,14 @@ func (k saver) take(ctx context.Context, r *hosted.SavedRecord) (out hosted.Save
 	}
 	if s := said.Snapshot; err == nil && s.Session == r.Key && usableID.MatchString(s.ID) {
 		if out = s.describe(); !s.kept() {
-			err = k.p.Strange("the service does not confirm that it keeps the snapshot")
+			err = k.p.ProtocolError("the service does not confirm that it keeps the snapshot")
 		} else if !out.Ready {
-			err = k.p.Strange("the service says that the snapshot is " + s.Status)
+			err = k.p.ProtocolError("the service says that the snapshot is " + s.Status)
 		}
 		return out, err
 	}
 	return k.p.Await(ctx, err, func() (hosted.Saved, error) {
-		b, looked := k.p.api.get(ctx, r.Box) // first: the snapshot may be complete a moment later
+		b, looked := k.p.api.get(ctx, r.ServiceID) // first: the snapshot may be complete a moment later
 		s, err := k.ended(ctx, *r)
 		if errors.Is(err, hosted.ErrNone) && looked == nil && b.Status == snapshotting {
 			return hosted.Saved{Status: snapshotting, Coming: true}, nil
@@ -242,7 +242,7 @@ func (p *Provider) CopySnapshot(ctx context.Context, ref driver.SnapshotRef, id 
 		}
 		b, err := p.request(ctx, sandbox.ID(id), &c)
 		if err == nil {
-			r.Box, r.Key = b.id(), b.Session
+			r.ServiceID, r.Key = b.id(), b.Session
 			s, err = k.take(ctx, r)
 		}
 		if b.Name != "" {
@@ -266,10 +266,10 @@ func (k saver) copies() (string, error) {
 }
 
 // drop ends a sandbox that copies a snapshot. If that failed, the copy goes, too.
-func (k saver) drop(ctx context.Context, box string, failed bool) error {
+func (k saver) drop(ctx context.Context, sb string, failed bool) error {
 	all, err := []saved{}, error(nil)
 	if failed {
-		all, err = k.p.api.saves(ctx, box)
+		all, err = k.p.api.saves(ctx, sb)
 	}
 	for _, s := range all {
 		if err == nil {
@@ -279,7 +279,7 @@ func (k saver) drop(ctx context.Context, box string, failed bool) error {
 		}
 	}
 	if err == nil {
-		err = k.p.api.End(ctx, "", box)
+		err = k.p.api.End(ctx, "", sb)
 	}
 	if errors.Is(err, hosted.ErrNone) {
 		err = nil

@@ -44,7 +44,7 @@ type Options struct {
 }
 
 var opening = hosted.Opening{
-	Name: Name, Version: "v3", Key: "VERCEL_TOKEN", What: "access token", URL: "ATOLL_VERCEL_URL", Public: "https://vercel.com/api", Words: words,
+	Name: Name, Version: "v3", Key: "VERCEL_TOKEN", What: "access token", URL: "ATOLL_VERCEL_URL", Public: "https://vercel.com/api", ParseError: parseError,
 }
 
 const (
@@ -97,7 +97,7 @@ func New(opts Options) (*Provider, error) {
 	}
 	a := &api{login, opts.Team, opts.Project}
 	p := &Provider{opts: opts, session: session, api: a, Core: login.Core(a)}
-	p.Enter, p.Expires, p.Reboots, p.Resting = p.enter, true, true, []string{running, stopped}
+	p.OpenInside, p.Expires, p.Reboots, p.Resting = p.openInside, true, true, []string{running, stopped}
 	p.Extend = func(in *hosted.Instance) hosted.Made { return Instance{hosted.Savable{Instance: in}} }
 	p.Keeper = p.Keep(&hosted.Keeper{Saver: saver{p}, AtRest: true, Records: true})
 	return p, p.Start(opts.Executable)
@@ -173,21 +173,21 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation) (dr
 	}
 	c.Project, c.Name, c.Region, c.Persistent = p.opts.Project, names.Of(scope, spec.ID), p.opts.Region, true
 	c.Timeout, c.Tags, c.Policy = session.Milliseconds(), hosted.Wanted(scope, spec.ID), policyFor(spec.Network.Plain)
-	var b box
-	return p.Make(ctx, &hosted.Making{
+	var b apiSandbox
+	return p.Make(ctx, &hosted.Creation{
 		Spec: spec, Life: life,
-		Ask: func(ctx context.Context) (hosted.Box, error) {
+		Ask: func(ctx context.Context) (hosted.Sandbox, error) {
 			b, err = p.request(ctx, spec.ID, &c)
 			return b.describe(), err
 		},
 		Confirm: func() error {
 			switch {
 			case !b.Policy.same(c.Policy):
-				return p.Strange("the service does not confirm the network of the sandbox")
+				return p.ProtocolError("the service does not confirm the network of the sandbox")
 			case b.Timeout != c.Timeout:
-				return p.Strange("the service does not confirm the time of the session")
+				return p.ProtocolError("the service does not confirm the time of the session")
 			case !b.Persistent:
-				return p.Strange("the service does not confirm that it keeps the files of the sandbox")
+				return p.ProtocolError("the service does not confirm that it keeps the files of the sandbox")
 			}
 			return nil
 		},
@@ -195,17 +195,17 @@ func (p *Provider) make(ctx context.Context, spec *sandbox.Spec, c creation) (dr
 }
 
 // request requests a sandbox and waits until it runs.
-func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (b box, err error) {
+func (p *Provider) request(ctx context.Context, id sandbox.ID, c *creation) (b apiSandbox, err error) {
 	err = p.api.Call(ctx, http.MethodPost, "/v3/sandboxes?"+p.api.query("").Encode(), c, nil)
 	if hosted.Refused(err) {
 		return b, err
 	}
-	if b, err = hosted.Search(ctx, &p.api.Client, err, func() (box, error) { return p.api.named(ctx, c.Name, false) }); err != nil {
+	if b, err = hosted.Search(ctx, &p.api.Client, err, func() (apiSandbox, error) { return p.api.named(ctx, c.Name, false) }); err != nil {
 		return b, err
 	}
 	now, err := p.Settled(ctx, id, b.id())
 	if err == nil && now.Status != running {
-		err = p.Strange("the new sandbox is " + now.Status)
+		err = p.ProtocolError("the new sandbox is " + now.Status)
 	}
 	if err == nil {
 		b, err = p.api.named(ctx, c.Name, false)

@@ -20,9 +20,9 @@ import (
 func TestMain(m *testing.M) { os.Exit(hostedtest.Main(m)) }
 
 const (
-	box     = "/api/v2/sandboxes/*"
-	session = "/api/v2/sandboxes/sessions/*"
-	refused = `{"error":{"code":"bad_request","message":"no"}}`
+	anySandbox = "/api/v2/sandboxes/*"
+	session    = "/api/v2/sandboxes/sessions/*"
+	refused    = `{"error":{"code":"bad_request","message":"no"}}`
 )
 
 var suite = hostedtest.Suite[*vercel.Provider, *service.Server]{
@@ -45,7 +45,7 @@ var suite = hostedtest.Suite[*vercel.Provider, *service.Server]{
 		hostedtest.Reach(s, sandbox.EgressTarget{Host: "api.a.test"})
 		s.Lifetime.Timeout = 30 * time.Minute
 	},
-	Boxes: "/api/v[23]/sandboxes", Box: box, Inside: session + "/cmd",
+	Sandboxes: "/api/v[23]/sandboxes", Sandbox: anySandbox, Inside: session + "/cmd",
 	NotFound: `{"error":{"code":"not_found","message":"Sandbox not found"}}`, Invalid: refused,
 	Changing: `{"error":{"code":"conflict","message":"Sandbox is changing"}}`, Nothing: `{"sandboxes":[],"pagination":{"count":0,"next":null}}`,
 	Renamed: [2]string{`"name":"atoll`, `"name":"other`}, Refusal: `{"error":{"code":"x","message":"TEXT"}}`,
@@ -64,10 +64,10 @@ func TestShared(t *testing.T) { suite.Shared(t) }
 
 func TestCreateFaults(t *testing.T) {
 	all := hostedtest.Unavailable(map[string]servicetest.Fault{
-		"open":        hostedtest.Rewritten(box, `"allowedDomains":["api.a.test"],"mode":"custom"`, `"mode":"allow-all"`),
-		"wide":        hostedtest.Rewritten(box, `["api.a.test"]`, `["*"]`),
-		"short":       hostedtest.Rewritten(box, `"timeout":1800000`, `"timeout":300000`),
-		"not kept":    hostedtest.Rewritten(box, `"persistent":true`, `"persistent":false`),
+		"open":        hostedtest.Rewritten(anySandbox, `"allowedDomains":["api.a.test"],"mode":"custom"`, `"mode":"allow-all"`),
+		"wide":        hostedtest.Rewritten(anySandbox, `["api.a.test"]`, `["*"]`),
+		"short":       hostedtest.Rewritten(anySandbox, `"timeout":1800000`, `"timeout":300000`),
+		"not kept":    hostedtest.Rewritten(anySandbox, `"persistent":true`, `"persistent":false`),
 		"command 5xx": {Method: http.MethodPost, Path: session + "/cmd", Status: 502},
 		"no command":  {Method: http.MethodPost, Path: session + "/cmd", Rewrite: func([]byte) []byte { return []byte("{}\n") }},
 		"error record": {Method: http.MethodPost, Path: session + "/cmd", Rewrite: func(b []byte) []byte {
@@ -75,7 +75,7 @@ func TestCreateFaults(t *testing.T) {
 			return append(first, "\n{\"stream\":\"error\",\"data\":{\"code\":\"sandbox_stream_closed\",\"message\":\"no\"}}\n"...)
 		}},
 	})
-	all["failed"] = hostedtest.CreateFault{Fault: hostedtest.Rewritten(box, `"status":"running"`, `"status":"failed"`), Want: sandbox.CodeConflict, Posts: 1}
+	all["failed"] = hostedtest.CreateFault{Fault: hostedtest.Rewritten(anySandbox, `"status":"running"`, `"status":"failed"`), Want: sandbox.CodeConflict, Posts: 1}
 	all["guest not taken"] = hostedtest.CreateFault{
 		Fault: servicetest.Fault{Method: http.MethodPost, Path: session + "/fs/write", Status: 400, Body: refused}, Want: sandbox.CodeInvalid, Posts: 1,
 	}
@@ -238,12 +238,12 @@ func TestCopyFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	account := w.Fake.Account(service.Token)
-	old, err := w.Fake.Cloud.Create(servicetest.Box{ID: servicetest.NewID(), Name: "copy-atoll-" + scope + "-sn-third", Owner: account}, nil)
+	old, err := w.Fake.Cloud.Create(servicetest.Sandbox{ID: servicetest.NewID(), Name: "copy-atoll-" + scope + "-sn-third", Owner: account}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for n, age := range []time.Duration{0, 2 * time.Hour} {
-		w.Fake.Change(old, func(b *servicetest.Box) { b.Created = time.Now().Add(-age) })
+		w.Fake.Change(old, func(b *servicetest.Sandbox) { b.Created = time.Now().Add(-age) })
 		for _, err := range p.Snapshots(t.Context()) {
 			if err != nil {
 				t.Error(err)

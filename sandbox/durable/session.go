@@ -22,9 +22,9 @@ type Envelope struct {
 	// Binding is the account, endpoint or machine that the sandbox belongs to. A
 	// sandbox that cannot be found under another binding is not proved to be gone.
 	Binding string `json:"binding,omitempty"`
-	// Box is the id of the sandbox. Empty: there is only an archive.
-	Box   string          `json:"box,omitempty"`
-	State json.RawMessage `json:"state,omitempty"` // state of the driver, without secrets
+	// Sandbox is the id of the sandbox. Empty: there is only an archive.
+	Sandbox string          `json:"box,omitempty"`
+	State   json.RawMessage `json:"state,omitempty"` // state of the driver, without secrets
 
 	// Spec has no environment and no secret values. The environment is stored with
 	// the session.
@@ -85,8 +85,8 @@ func ParseEnvelope(data []byte) (Envelope, error) {
 	case e.Backend == "":
 		return refuse("names no provider")
 	}
-	if e.Box == "" {
-		e.Box = instanceID(e.State)
+	if e.Sandbox == "" {
+		e.Sandbox = instanceID(e.State)
 	}
 	return e, nil
 }

@@ -71,7 +71,7 @@ type NewTenant struct {
 
 // Limits bound what one tenant may use. Zero means no limit.
 type Limits struct {
-	Boxes         int64   `json:"boxes,omitempty" minimum:"0" doc:"sandboxes that are not gone"`
+	Sandboxes     int64   `json:"boxes,omitempty" minimum:"0" doc:"sandboxes that are not gone"`
 	CPUs          float64 `json:"cpus,omitempty" minimum:"0" doc:"processors' worth of time of the sandboxes that may run"`
 	Memory        int64   `json:"memory,omitempty" minimum:"0" doc:"bytes of memory of the sandboxes that may run"`
 	Disk          int64   `json:"disk,omitempty" minimum:"0" doc:"bytes of the writable layers of all sandboxes that are not gone"`
@@ -88,7 +88,7 @@ type Limits struct {
 // negative or not a finite number.
 func (l Limits) Validate() error {
 	for name, v := range map[string]float64{
-		"boxes": float64(l.Boxes), "cpus": l.CPUs, "memory": float64(l.Memory), "disk": float64(l.Disk),
+		"boxes": float64(l.Sandboxes), "cpus": l.CPUs, "memory": float64(l.Memory), "disk": float64(l.Disk),
 		"snapshots": float64(l.Snapshots), "snapshotBytes": float64(l.SnapshotBytes),
 		"execRate": l.ExecRate, "execBurst": float64(l.ExecBurst),
 		"outputRate": float64(l.OutputRate), "outputBurst": float64(l.OutputBurst),
@@ -111,7 +111,7 @@ type TenantChange struct {
 // LimitsChange describes changes to Limits. Fields that are nil stay as they
 // are. Zero removes a limit.
 type LimitsChange struct {
-	Boxes         *int64   `json:"boxes,omitempty" minimum:"0"`
+	Sandboxes     *int64   `json:"boxes,omitempty" minimum:"0"`
 	CPUs          *float64 `json:"cpus,omitempty" minimum:"0"`
 	Memory        *int64   `json:"memory,omitempty" minimum:"0"`
 	Disk          *int64   `json:"disk,omitempty" minimum:"0"`
@@ -126,7 +126,7 @@ type LimitsChange struct {
 
 // Apply returns l with the changes made.
 func (c LimitsChange) Apply(l Limits) Limits {
-	field.Change(&l.Boxes, c.Boxes)
+	field.Change(&l.Sandboxes, c.Sandboxes)
 	field.Change(&l.CPUs, c.CPUs)
 	field.Change(&l.Memory, c.Memory)
 	field.Change(&l.Disk, c.Disk)
@@ -142,10 +142,10 @@ func (c LimitsChange) Apply(l Limits) Limits {
 
 // TenantUsage is what a tenant uses.
 type TenantUsage struct {
-	Boxes  int64   `json:"boxes"`
-	CPUs   float64 `json:"cpus"`
-	Memory int64   `json:"memory" doc:"bytes"`
-	Disk   int64   `json:"disk" doc:"bytes"`
+	Sandboxes int64   `json:"boxes"`
+	CPUs      float64 `json:"cpus"`
+	Memory    int64   `json:"memory" doc:"bytes"`
+	Disk      int64   `json:"disk" doc:"bytes"`
 
 	Snapshots     int64 `json:"snapshots" doc:"those with a name"`
 	SnapshotBytes int64 `json:"snapshotBytes" doc:"of all snapshots"`

@@ -21,7 +21,7 @@ const (
 	ReasonTurnOver     sandbox.Reason = "turn-over"     // the turn that it was made for was released
 	ReasonTakenOver    sandbox.Reason = "taken-over"    // another connection took over the command
 	ReasonUploadFailed sandbox.Reason = "upload-failed" // it could not be stored; that is tried again
-	ReasonBoxDeath     sandbox.Reason = "box-death"     // what was recorded is lost
+	ReasonSandboxDeath sandbox.Reason = "box-death"     // what was recorded is lost
 	ReasonNoDisplay    sandbox.Reason = "display-unavailable"
 	ReasonFFmpeg       sandbox.Reason = "ffmpeg-error" // ffmpeg ended, or wrote what is no video
 )

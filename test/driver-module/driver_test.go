@@ -42,14 +42,14 @@ func TestOwnDriver(t *testing.T) {
 	dir, mine := t.TempDir(), driver.New()
 	s := &atolld.Server{StateDir: dir, Provider: "mine", Providers: []atolld.Provider{{Name: "mine", Summary: "made here", Driver: mine}}}
 	c := start(t, s)
-	box, err := c.Create(t.Context(), sandbox.Spec{Name: "one", Env: map[string]string{"WHO": "me"}}, atoll.CreateOptions{})
+	sb, err := c.Create(t.Context(), sandbox.Spec{Name: "one", Env: map[string]string{"WHO": "me"}}, atoll.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if box.Info().Provider != "mine" {
-		t.Errorf("made by %q, want mine", box.Info().Provider)
+	if sb.Info().Provider != "mine" {
+		t.Errorf("made by %q, want mine", sb.Info().Provider)
 	}
-	res, err := box.Run(t.Context(), sandbox.Command{Shell: "echo hello $WHO; exit 3"}, atoll.RunOptions{})
+	res, err := sb.Run(t.Context(), sandbox.Command{Shell: "echo hello $WHO; exit 3"}, atoll.RunOptions{})
 	if err != nil || string(res.Stdout) != "hello me\n" || res.Exit.Code != 3 {
 		t.Errorf("%+v %v", res, err)
 	}
@@ -71,7 +71,7 @@ func TestOwnDriver(t *testing.T) {
 		},
 	}}, ProviderOptions: map[string]json.RawMessage{"mine": json.RawMessage(`{"a":1}`)}})
 	again, err := c.Get(t.Context(), "one")
-	if err != nil || again.ID() != box.ID() || again.Info().State != sandbox.Running {
+	if err != nil || again.ID() != sb.ID() || again.Info().State != sandbox.Running {
 		t.Fatalf("%+v %v", again.Info(), err)
 	}
 	for _, ref := range []string{"one", string(limited.ID())} {
@@ -105,16 +105,16 @@ func TestEmbeddedNetwork(t *testing.T) {
 			t.Skip("gvisor cannot make sandboxes here")
 		}
 	}
-	box, err := c.Create(t.Context(), sandbox.Spec{Network: sandbox.Network{Egress: []string{"api.example.com"}}}, atoll.CreateOptions{})
+	sb, err := c.Create(t.Context(), sandbox.Spec{Network: sandbox.Network{Egress: []string{"api.example.com"}}}, atoll.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer box.Destroy(t.Context())
-	res, err := box.Run(t.Context(), sandbox.Command{Shell: "cat /proc/net/dev"}, atoll.RunOptions{})
+	defer sb.Destroy(t.Context())
+	res, err := sb.Run(t.Context(), sandbox.Command{Shell: "cat /proc/net/dev"}, atoll.RunOptions{})
 	if err != nil || !strings.Contains(string(res.Stdout), "eth0") {
 		t.Errorf("%s%s %v, want a network card", res.Stdout, res.Stderr, err)
 	}
-	res, err = box.Run(t.Context(), sandbox.Command{Args: []string{"python3", "-c", "import socket; socket.create_connection(('192.0.2.1', 80), 5)"}}, atoll.RunOptions{})
+	res, err = sb.Run(t.Context(), sandbox.Command{Args: []string{"python3", "-c", "import socket; socket.create_connection(('192.0.2.1', 80), 5)"}}, atoll.RunOptions{})
 	if err != nil || res.Exit.Code == 0 {
 		t.Errorf("%+v %v, want a refusal", res, err)
 	}

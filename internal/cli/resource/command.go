@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	GroupBox     = "box"
+	GroupSandbox = "box"
 	GroupDaemon  = "daemon"
 	GroupMachine = "machine"
 )

@@ -93,7 +93,7 @@ func (t everyTenant) Find(ctx context.Context, ref string) (Sandbox, error) {
 		s, err := one.Client.Get(ctx, name)
 		switch {
 		case err == nil && (named || string(s.ID()) == name):
-			return boxOfTenant{RemoteSandbox{s}, one.Name}, nil
+			return sandboxOfTenant{RemoteSandbox{s}, one.Name}, nil
 		case err != nil && !Missing(err):
 			return nil, err
 		}
@@ -101,14 +101,14 @@ func (t everyTenant) Find(ctx context.Context, ref string) (Sandbox, error) {
 	return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: ref, Message: "no such sandbox", Hint: "name it as TENANT/NAME; see what exists with: atoll ls --all-tenants"}
 }
 
-// boxOfTenant is a sandbox of one of all tenants.
-type boxOfTenant struct {
+// sandboxOfTenant is a sandbox of one of all tenants.
+type sandboxOfTenant struct {
 	RemoteSandbox
 	tenant string
 }
 
-// Name implements box.
-func (b boxOfTenant) Name() string { return b.tenant + "/" + b.RemoteSandbox.Name() }
+// Name implements sandbox.
+func (b sandboxOfTenant) Name() string { return b.tenant + "/" + b.RemoteSandbox.Name() }
 
 func (everyTenant) Warning(context.Context, string) string { return "" }
 

@@ -208,15 +208,15 @@ type local struct {
 	*engine.Engine
 }
 
-// localBox is a sandbox of this machine.
-type localBox struct{ *engine.Sandbox }
+// localSandbox is a sandbox of this machine.
+type localSandbox struct{ *engine.Sandbox }
 
-// Main implements box. A main command needs a daemon.
-func (b localBox) Main() *sandbox.MainCommand { return nil }
+// Main implements sandbox. A main command needs a daemon.
+func (b localSandbox) Main() *sandbox.MainCommand { return nil }
 
-func (b localBox) Files() Files { return b.Sandbox.Files() }
+func (b localSandbox) Files() Files { return b.Sandbox.Files() }
 
-func (b localBox) Stop(ctx context.Context, grace time.Duration) (bool, error) {
+func (b localSandbox) Stop(ctx context.Context, grace time.Duration) (bool, error) {
 	return false, b.Sandbox.Stop(ctx, grace)
 }
 
@@ -225,12 +225,12 @@ func (l local) Find(ctx context.Context, ref string) (Sandbox, error) {
 	if err != nil {
 		return nil, err
 	}
-	return localBox{b}, nil
+	return localSandbox{b}, nil
 }
 
 func (l local) Run(ctx context.Context, req engine.RunRequest, use func(context.Context, Sandbox, driver.Process) error) (sandbox.Exit, error) {
 	return l.Engine.Run(ctx, req, func(ctx context.Context, b *engine.Sandbox, p driver.Process) error {
-		return use(ctx, localBox{b}, p)
+		return use(ctx, localSandbox{b}, p)
 	})
 }
 
@@ -239,7 +239,7 @@ func (l local) Start(ctx context.Context, req engine.RunRequest) (Sandbox, error
 	if err != nil {
 		return nil, err
 	}
-	return localBox{b}, nil
+	return localSandbox{b}, nil
 }
 
 func (l local) Tidy(ctx context.Context) { sweep(ctx, l.env, l.Engine) }

@@ -185,7 +185,7 @@ func (s *Service) watch(ctx context.Context, h *Handle, inner driver.Process, cm
 
 // recordLetGo records the end of a command whose caller has closed it. If the
 // caller has not waited for the end, a goroutine does.
-func (s *Service) recordLetGo(box *engine.Sandbox, c *command, fact audit.Action, began time.Time, held bool) {
+func (s *Service) recordLetGo(sb *engine.Sandbox, c *command, fact audit.Action, began time.Time, held bool) {
 	if end := c.end.Load(); end != nil {
 		s.recordEnd(fact, end.at.Sub(began), c.bytes.Load(), &end.exit.Code, end.exit.Reason)
 		return
@@ -203,7 +203,7 @@ func (s *Service) recordLetGo(box *engine.Sandbox, c *command, fact audit.Action
 			s.recordEnd(fact, took, c.bytes.Load(), &exit.Code, exit.Reason)
 		case s.Life.Err() != nil:
 		case held && c.cut.Load(): // it waits for its caller and ends later
-			s.awaitAgain(box, fact)
+			s.awaitAgain(sb, fact)
 		default: // its caller closed it
 			s.recordEnds(fact, took, c.bytes.Load(), nil, sandbox.ReasonKilled, sandbox.ReasonOwnerGone)
 		}
@@ -212,7 +212,7 @@ func (s *Service) recordLetGo(box *engine.Sandbox, c *command, fact audit.Action
 
 // awaitBackground waits for the end of a background command, independently of
 // its caller.
-func (s *Service) awaitBackground(box *engine.Sandbox, c *command, fact audit.Action) {
+func (s *Service) awaitBackground(sb *engine.Sandbox, c *command, fact audit.Action) {
 	exit, err := c.Process.Wait(s.Life)
 	if err == nil {
 		s.endedAlone(fact, c.Info().Started, exit)
@@ -220,16 +220,16 @@ func (s *Service) awaitBackground(box *engine.Sandbox, c *command, fact audit.Ac
 	}
 	select {
 	case <-c.quit:
-		s.awaitAgain(box, fact)
+		s.awaitAgain(sb, fact)
 	default: // its sandbox is gone or cannot be reached
 	}
 }
 
 // awaitAgain waits for the end of a command on a new connection. If it cannot,
 // the command may still be running, and is found again later.
-func (s *Service) awaitAgain(box *engine.Sandbox, fact audit.Action) {
+func (s *Service) awaitAgain(sb *engine.Sandbox, fact audit.Action) {
 	ctx := s.Life
-	c, err := box.Reconnect(ctx, fact.Subject)
+	c, err := sb.Reconnect(ctx, fact.Subject)
 	if err != nil {
 		return
 	}
@@ -264,23 +264,23 @@ func (s *Service) recordEnds(fact audit.Action, took time.Duration, bytes int64,
 
 // WatchBackground records the ends of commands that an earlier daemon started
 // in a sandbox.
-func (s *Service) WatchBackground(tenant string, box *engine.Sandbox) {
-	all, err := box.Processes(s.Life)
+func (s *Service) WatchBackground(tenant string, sb *engine.Sandbox) {
+	all, err := sb.Processes(s.Life)
 	if err != nil {
 		return // a provider that keeps no list has no commands to find
 	}
 	for _, info := range all {
 		if info.Running { // its starter is gone, or it cannot be connected to
 			fact := audit.Action{
-				Tenant: tenant, Op: ops.ProcessExec, Sandbox: box.ID(), Name: box.Name(), Subject: info.ID,
+				Tenant: tenant, Op: ops.ProcessExec, Sandbox: sb.ID(), Name: sb.Name(), Subject: info.ID,
 				Command: &sandbox.Command{Args: info.Args},
 			}
 			if info.TTY {
 				fact.Command.TTY = &sandbox.WindowSize{}
 			}
-			s.Go(func() { s.awaitAgain(box, fact) })
+			s.Go(func() { s.awaitAgain(sb, fact) })
 		} else if info.Exit != nil { // its end may not have been recorded
-			s.cfg.Sandboxes.MainEnded(tenant, box.ID(), info.ID, info.Started, *info.Exit)
+			s.cfg.Sandboxes.MainEnded(tenant, sb.ID(), info.ID, info.Started, *info.Exit)
 		}
 	}
 }

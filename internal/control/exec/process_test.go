@@ -158,10 +158,10 @@ func (actor) Kill(context.Context, string, int) error { return nil }
 type theatre struct {
 	*exec.Service
 	exec.Tenants
-	core   *core.Core
-	stage  *stage
-	box    *engine.Sandbox
-	redact *secret.Redactor
+	core    *core.Core
+	stage   *stage
+	sandbox *engine.Sandbox
+	redact  *secret.Redactor
 	// delay is how long readers wait after some output, and counted is how much there was.
 	delay time.Duration
 
@@ -174,14 +174,14 @@ func newTheatre(t *testing.T) *theatre {
 	t.Helper()
 	th := &theatre{core: coretest.Open(t), stage: &stage{script: &script{info: sandbox.ProcessInfo{ID: "p-1", Started: time.Now()}, ended: make(chan struct{})}}}
 	th.Service = exec.New(th.core, exec.Config{Sandboxes: th, Redactors: th, Tenants: th})
-	box, err := engine.New(engine.Config{Provider: th.stage}).Attach(t.Context(), "sb-1", "web")
+	sb, err := engine.New(engine.Config{Provider: th.stage}).Attach(t.Context(), "sb-1", "web")
 	coretest.OK(t, err)
-	th.box = box
+	th.sandbox = sb
 	return th
 }
 
 func (th *theatre) Use(context.Context, string) (exec.Use, error) {
-	u := exec.Use{Who: key.Principal{Tenant: coretest.Acme}, Sandbox: th.box, Inner: th.box}
+	u := exec.Use{Who: key.Principal{Tenant: coretest.Acme}, Sandbox: th.sandbox, Inner: th.sandbox}
 	u.Record.ID, u.Record.Name = "sb-1", "web"
 	return u, nil
 }
@@ -352,7 +352,7 @@ func TestWatchBackground(t *testing.T) {
 			th := newTheatre(t)
 			th.stage.listed, th.stage.script.refuses = tt.listed, tt.refuses
 			th.stage.script.end(exit)
-			th.WatchBackground(coretest.Acme, th.box)
+			th.WatchBackground(coretest.Acme, th.sandbox)
 			if got := th.logged(t, len(tt.want)); !slices.Equal(got, tt.want) {
 				t.Errorf("the log has %q, want %q", got, tt.want)
 			}

@@ -13,7 +13,7 @@ import (
 // started. The zero value is ready to use. It is safe for concurrent use.
 type Sandboxes struct {
 	mu          sync.Mutex
-	boxes       map[sandbox.ID]*use
+	sandboxes   map[sandbox.ID]*use
 	suspensions Mark // number of calls of Suspend
 }
 
@@ -50,18 +50,18 @@ func (u *Sandboxes) Suspend(id sandbox.ID) {
 func (u *Sandboxes) SuspendedSince(id sandbox.ID, seen Mark) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	b := u.boxes[id]
+	b := u.sandboxes[id]
 	return b != nil && b.suspended > seen
 }
 
 func (u *Sandboxes) get(id sandbox.ID) *use {
-	if u.boxes == nil {
-		u.boxes = map[sandbox.ID]*use{}
+	if u.sandboxes == nil {
+		u.sandboxes = map[sandbox.ID]*use{}
 	}
-	if u.boxes[id] == nil {
-		u.boxes[id] = &use{}
+	if u.sandboxes[id] == nil {
+		u.sandboxes[id] = &use{}
 	}
-	return u.boxes[id]
+	return u.sandboxes[id]
 }
 
 // Begin counts a use until leave is called. If the sandbox is being paused,
@@ -110,7 +110,7 @@ func (u *Sandboxes) Close(id sandbox.ID, since, now time.Time) (reopen func(), l
 func (u *Sandboxes) Forget(id sandbox.ID) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	if b := u.boxes[id]; b != nil && b.open == 0 && b.closing == nil {
-		delete(u.boxes, id)
+	if b := u.sandboxes[id]; b != nil && b.open == 0 && b.closing == nil {
+		delete(u.sandboxes, id)
 	}
 }

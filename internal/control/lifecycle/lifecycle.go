@@ -36,8 +36,8 @@ const (
 // Ops lists all operations.
 func Ops() []Op { return []Op{Use, Pause, Sleep, Resume, Stop, Start, Update, Snapshot, Fork} }
 
-// Box is the part of a sandbox's state that decisions depend on.
-type Box struct {
+// Sandbox is the part of a sandbox's state that decisions depend on.
+type Sandbox struct {
 	Name   string
 	State  sandbox.State
 	Reason string            // why it is in that state
@@ -59,7 +59,7 @@ const (
 
 // Decide returns whether op is possible on b, and how. The error is a
 // *sandbox.Error that names the state and the next step.
-func Decide(b Box, op Op) (Verdict, error) {
+func Decide(b Sandbox, op Op) (Verdict, error) {
 	switch b.State {
 	case sandbox.Running:
 		return running(op), nil
@@ -79,7 +79,7 @@ func running(op Op) Verdict {
 	return Act
 }
 
-func (b Box) paused(op Op) (Verdict, error) {
+func (b Sandbox) paused(op Op) (Verdict, error) {
 	disk := b.Pause == sandbox.PauseDisk
 	switch op {
 	case Resume, Update:
@@ -107,7 +107,7 @@ func (b Box) paused(op Op) (Verdict, error) {
 	return Refuse, b.conflict("resume it first, with: atoll resume " + b.Name)
 }
 
-func (b Box) stopped(op Op) (Verdict, error) {
+func (b Sandbox) stopped(op Op) (Verdict, error) {
 	switch {
 	case op == Stop:
 		return Done, nil
@@ -122,7 +122,7 @@ func (b Box) stopped(op Op) (Verdict, error) {
 }
 
 // nowhere returns why no operation is possible in the state of a sandbox.
-func (b Box) nowhere() error {
+func (b Sandbox) nowhere() error {
 	switch b.State {
 	case sandbox.Gone:
 		e := &sandbox.Error{Code: sandbox.CodeGone, Subject: b.Name, Message: "the sandbox is gone"}
@@ -143,7 +143,7 @@ func (b Box) nowhere() error {
 	return b.conflict("try again")
 }
 
-func (b Box) conflict(hint string) error {
+func (b Sandbox) conflict(hint string) error {
 	e := &sandbox.Error{Code: sandbox.CodeConflict, Subject: b.Name, Message: fmt.Sprintf("the sandbox is %s", b.State), Hint: hint}
 	if b.Pause != "" {
 		e.Message += map[sandbox.PauseKind]string{sandbox.PauseMemory: " in memory", sandbox.PauseDisk: " to disk"}[b.Pause]
@@ -156,12 +156,12 @@ func (b Box) conflict(hint string) error {
 
 // After returns the state of a sandbox after op, if Decide allowed it. keeps
 // says whether its files can be kept when it is stopped.
-func After(b Box, op Op, keeps bool) Box {
+func After(b Sandbox, op Op, keeps bool) Sandbox {
 	verdict, err := Decide(b, op)
 	if err != nil || verdict == Done {
 		return b
 	}
-	to := Box{Name: b.Name, State: sandbox.Running}
+	to := Sandbox{Name: b.Name, State: sandbox.Running}
 	switch op {
 	case Pause:
 		to.State, to.Pause = sandbox.Paused, sandbox.PauseMemory

@@ -10,17 +10,17 @@ import (
 )
 
 var (
-	creating = lifecycle.Box{Name: "box", State: sandbox.Creating}
-	running  = lifecycle.Box{Name: "box", State: sandbox.Running}
-	frozen   = lifecycle.Box{Name: "box", State: sandbox.Paused, Pause: sandbox.PauseMemory}
-	dozing   = lifecycle.Box{Name: "box", State: sandbox.Paused, Pause: sandbox.PauseMemory, Wakes: true}
-	asleep   = lifecycle.Box{Name: "box", State: sandbox.Paused, Pause: sandbox.PauseDisk, Kept: true}
-	stopped  = lifecycle.Box{Name: "box", State: sandbox.Stopped, Kept: true}
-	ended    = lifecycle.Box{Name: "box", State: sandbox.Stopped, Reason: "it ended: exited"}
-	failed   = lifecycle.Box{Name: "box", State: sandbox.Failed}
-	lost     = lifecycle.Box{Name: "box", State: sandbox.Lost}
-	gone     = lifecycle.Box{Name: "box", State: sandbox.Gone, Reason: "it was removed"}
-	between  = lifecycle.Box{Name: "box", State: sandbox.Pausing}
+	creating = lifecycle.Sandbox{Name: "box", State: sandbox.Creating}
+	running  = lifecycle.Sandbox{Name: "box", State: sandbox.Running}
+	frozen   = lifecycle.Sandbox{Name: "box", State: sandbox.Paused, Pause: sandbox.PauseMemory}
+	dozing   = lifecycle.Sandbox{Name: "box", State: sandbox.Paused, Pause: sandbox.PauseMemory, Wakes: true}
+	asleep   = lifecycle.Sandbox{Name: "box", State: sandbox.Paused, Pause: sandbox.PauseDisk, Kept: true}
+	stopped  = lifecycle.Sandbox{Name: "box", State: sandbox.Stopped, Kept: true}
+	ended    = lifecycle.Sandbox{Name: "box", State: sandbox.Stopped, Reason: "it ended: exited"}
+	failed   = lifecycle.Sandbox{Name: "box", State: sandbox.Failed}
+	lost     = lifecycle.Sandbox{Name: "box", State: sandbox.Lost}
+	gone     = lifecycle.Sandbox{Name: "box", State: sandbox.Gone, Reason: "it was removed"}
+	between  = lifecycle.Sandbox{Name: "box", State: sandbox.Pausing}
 )
 
 func TestDecide(t *testing.T) {
@@ -28,8 +28,8 @@ func TestDecide(t *testing.T) {
 	const again, resume, start, rm = "conflict try again", "conflict atoll resume box", "conflict atoll start box", "conflict atoll rm box"
 	ops := lifecycle.Ops() // use, pause, sleep, resume, stop, start, update, snapshot, fork
 	for _, c := range []struct {
-		box  lifecycle.Box
-		want [9]string
+		sandbox lifecycle.Sandbox
+		want    [9]string
 	}{
 		{creating, [9]string{again, again, again, again, again, again, again, again, again}},
 		{running, [9]string{act, act, act, done, act, done, act, act, act}},
@@ -44,17 +44,17 @@ func TestDecide(t *testing.T) {
 		{between, [9]string{again, again, again, again, again, again, again, again, again}},
 	} {
 		for i, op := range ops {
-			verdict, err := lifecycle.Decide(c.box, op)
+			verdict, err := lifecycle.Decide(c.sandbox, op)
 			want, hint, _ := strings.Cut(c.want[i], " ")
 			if err == nil {
 				if got := []string{"refuse", done, act, wake}[verdict]; got != want {
-					t.Errorf("%s of %+v: %s, want %s", op, c.box, got, want)
+					t.Errorf("%s of %+v: %s, want %s", op, c.sandbox, got, want)
 				}
 				continue
 			}
 			var known *sandbox.Error
 			if !errors.As(err, &known) || verdict != lifecycle.Refuse || string(known.Code) != want || !strings.Contains(known.Hint, hint) {
-				t.Errorf("%s of %+v: %v (%+v), want %s", op, c.box, err, known, c.want[i])
+				t.Errorf("%s of %+v: %v (%+v), want %s", op, c.sandbox, err, known, c.want[i])
 			}
 		}
 	}
@@ -62,8 +62,8 @@ func TestDecide(t *testing.T) {
 
 // Stopped, gone and unreachable are three different answers.
 func TestAnswersDiffer(t *testing.T) {
-	seen := map[string]lifecycle.Box{}
-	for _, b := range []lifecycle.Box{creating, frozen, asleep, stopped, ended, failed, lost, gone} {
+	seen := map[string]lifecycle.Sandbox{}
+	for _, b := range []lifecycle.Sandbox{creating, frozen, asleep, stopped, ended, failed, lost, gone} {
 		_, err := lifecycle.Decide(b, lifecycle.Use)
 		if err == nil {
 			t.Fatalf("%+v can be used", b)
@@ -77,7 +77,7 @@ func TestAnswersDiffer(t *testing.T) {
 
 // After any sequence of operations, the sandbox is in a valid state.
 func TestAfter(t *testing.T) {
-	for _, b := range []lifecycle.Box{creating, running, frozen, dozing, asleep, stopped, ended, failed, lost, gone, between} {
+	for _, b := range []lifecycle.Sandbox{creating, running, frozen, dozing, asleep, stopped, ended, failed, lost, gone, between} {
 		for _, op := range lifecycle.Ops() {
 			for _, keeps := range []bool{true, false} {
 				to := lifecycle.After(b, op, keeps)

@@ -49,7 +49,7 @@ func mayImport(who key.Principal) error {
 
 // NeededImages is ImageUses without a guard, for the daemon itself.
 func (s *Service) NeededImages(ctx context.Context) ([]operator.ImageUse, error) {
-	boxes, err := s.cfg.Sandboxes.Recorded(ctx)
+	sandboxes, err := s.cfg.Sandboxes.Recorded(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func (s *Service) NeededImages(ctx context.Context) ([]operator.ImageUse, error)
 			all = append(all, operator.ImageUse{Image: image, By: by})
 		}
 	}
-	for _, b := range boxes {
+	for _, b := range sandboxes {
 		if b.State != sandbox.Running {
 			need(b.Spec.Image, b.Tenant, "the sandbox %s, which is %s", b.Name, b.State)
 		}

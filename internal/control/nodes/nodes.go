@@ -81,8 +81,8 @@ func (s *Service) Nodes(ctx context.Context) (all []operator.Node, err error) {
 }
 
 func (s *Service) count(ctx context.Context, n *operator.Node) error {
-	boxes, err := s.on(ctx, n.Provider)
-	n.Placed = len(boxes)
+	sandboxes, err := s.on(ctx, n.Provider)
+	n.Placed = len(sandboxes)
 	return err
 }
 

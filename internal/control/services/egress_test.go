@@ -24,7 +24,7 @@ import (
 	"github.com/atoll-run/atoll/internal/control/services"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/eventlog"
-	"github.com/atoll-run/atoll/internal/identity"
+	"github.com/atoll-run/atoll/internal/idtoken"
 	"github.com/atoll-run/atoll/internal/key"
 	"github.com/atoll-run/atoll/internal/policy/policyset"
 	"github.com/atoll-run/atoll/internal/secret"
@@ -47,36 +47,36 @@ type told struct {
 	check func()          // is called before the rules apply; nil: nothing is
 }
 
-func (g *told) SetEgress(ctx context.Context, box sandbox.ID, e profiles.Egress) error {
+func (g *told) SetEgress(ctx context.Context, sb sandbox.ID, e profiles.Egress) error {
 	if g.check != nil {
 		g.check()
 	}
-	g.tell(ctx, box)
+	g.tell(ctx, sb)
 	g.mu.Lock()
 	err := g.fail
 	if err == nil {
-		g.seen[box] = e
+		g.seen[sb] = e
 	}
 	g.mu.Unlock()
-	g.tell(ctx, box)
+	g.tell(ctx, sb)
 	return err
 }
 
-func (g *told) tell(ctx context.Context, box sandbox.ID) {
+func (g *told) tell(ctx context.Context, sb sandbox.ID) {
 	if g.heard == nil {
 		return
 	}
 	select {
-	case g.heard <- box:
+	case g.heard <- sb:
 	case <-ctx.Done():
 	}
 }
 
-func (g *told) last(t *testing.T, box sandbox.ID) profiles.Egress {
+func (g *told) last(t *testing.T, sb sandbox.ID) profiles.Egress {
 	t.Helper()
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	e, ok := g.seen[box]
+	e, ok := g.seen[sb]
 	if !ok {
 		t.Fatal("the gateway was told nothing")
 	}
@@ -111,7 +111,7 @@ type rig struct {
 	dir      string
 	store    *store.Store
 	gateway  *told
-	issuer   *identity.Issuer
+	issuer   *idtoken.Issuer
 	logged   *bytes.Buffer
 	owner    context.Context // the owner of the machine, acting in the tenant acme
 	operator context.Context // the owner of the machine
@@ -137,7 +137,7 @@ func newRig(t *testing.T, fault func(point string) error) *rig {
 	provider := linked{fake.New(fake.Options{Limited: true, SnapshotDir: filepath.Join(r.dir, "snapshots")})}
 	sealer, err := secret.OpenSealer(filepath.Join(r.dir, "secret.key"))
 	must(err)
-	r.issuer, err = identity.Open(filepath.Join(r.dir, "identity.key"), nil)
+	r.issuer, err = idtoken.Open(filepath.Join(r.dir, "identity.key"), nil)
 	must(err)
 	environments, err := snapshotstore.OpenEnvironments(filepath.Join(r.dir, "environments"), filepath.Join(r.dir, "seal.key"))
 	must(err)
@@ -187,11 +187,11 @@ func (r *rig) secret(t *testing.T, name string, change func(*durable.NewSecret))
 // env returns the environment of the sandbox as a command in it sees it.
 func (r *rig) env(t *testing.T, name string) string {
 	t.Helper()
-	box, err := r.Exec.Open(r.owner, name)
+	sb, err := r.Exec.Open(r.owner, name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := box.Exec(r.owner, sandbox.Command{Args: []string{"env"}})
+	p, err := sb.Exec(r.owner, sandbox.Command{Args: []string{"env"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -258,7 +258,7 @@ func TestSecretsStayWithTheGateway(t *testing.T) {
 }
 
 // scan looks for the value wherever anything is written down.
-func (r *rig) scan(t *testing.T, box sandbox.ID) {
+func (r *rig) scan(t *testing.T, sb sandbox.ID) {
 	t.Helper()
 	events, err := r.Events.Events(r.owner, sandbox.EventQuery{Page: 1000})
 	if err != nil {
@@ -270,7 +270,7 @@ func (r *rig) scan(t *testing.T, box sandbox.ID) {
 	}
 	used := false
 	for _, e := range events {
-		used = used || e.Type == eventlog.SecretUsed && e.Sandbox == box && e.Subject == "github@1 → api.example.com" && e.Policy == "egress"
+		used = used || e.Type == eventlog.SecretUsed && e.Sandbox == sb && e.Subject == "github@1 → api.example.com" && e.Policy == "egress"
 	}
 	if !used {
 		t.Error("the use of the secret is not on record")
@@ -279,11 +279,11 @@ func (r *rig) scan(t *testing.T, box sandbox.ID) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := r.Sandboxes.Records.Get(r.owner, string(box))
+	b, err := r.Sandboxes.Records.Get(r.owner, string(sb))
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := r.Profiles.Egress(t.Context(), box)
+	e, err := r.Profiles.Egress(t.Context(), sb)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,9 +67,9 @@ func TestWakeOnUse(t *testing.T) {
 			return err
 		},
 		"a file": func(p *services.Services, ctx context.Context) error {
-			box, err := p.Exec.Open(ctx, "one")
+			sb, err := p.Exec.Open(ctx, "one")
 			if err == nil {
-				_, err = box.Files().Stat(ctx, "/f")
+				_, err = sb.Files().Stat(ctx, "/f")
 			}
 			return err
 		},
@@ -128,12 +128,12 @@ func TestUseKeepsAwake(t *testing.T) {
 			}
 		}
 		request, done := context.WithCancel(ctx)
-		box, err := p.Exec.Open(request, "one")
+		sb, err := p.Exec.Open(request, "one")
 		if err != nil {
 			t.Fatal(err)
 		}
 		is(10*time.Minute, sandbox.Running, "an open handle")
-		proc, err := box.Exec(request, sandbox.Command{Shell: "sleep 1200; echo over", Background: true})
+		proc, err := sb.Exec(request, sandbox.Command{Shell: "sleep 1200; echo over", Background: true})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -142,13 +142,13 @@ func TestUseKeepsAwake(t *testing.T) {
 		is(15*time.Minute, sandbox.Running, "a command in the background")
 		is(10*time.Minute, sandbox.Paused, "its end")
 		request, done = context.WithCancel(ctx)
-		if box, err = p.Exec.Open(request, "one"); err != nil {
+		if sb, err = p.Exec.Open(request, "one"); err != nil {
 			t.Fatal(err)
 		}
 		r, w := io.Pipe()
 		wrote := make(chan error)
 		go func() {
-			_, err := box.Files().Write(request, "/f", r, driver.WriteOptions{})
+			_, err := sb.Files().Write(request, "/f", r, driver.WriteOptions{})
 			wrote <- err
 			done()
 		}()

@@ -56,7 +56,7 @@ func TestModel(t *testing.T) {
 			onFakeTime(t, func(t *testing.T, _ *machine, p *services.Services, ctx context.Context) {
 				rnd := rand.New(rand.NewPCG(seed, 1))
 				create(t, p, ctx, sandbox.Spec{Name: "one"})
-				model := lifecycle.Box{Name: "one", State: sandbox.Running}
+				model := lifecycle.Sandbox{Name: "one", State: sandbox.Running}
 				ops := lifecycle.Ops()
 				for i := range 60 {
 					op := ops[rnd.IntN(len(ops))]

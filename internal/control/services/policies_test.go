@@ -65,7 +65,7 @@ func (r *rig) by(t *testing.T, what, rule string, err error) {
 	}
 }
 
-func (r *rig) box(t *testing.T, spec sandbox.Spec) store.Sandbox {
+func (r *rig) sandbox(t *testing.T, spec sandbox.Spec) store.Sandbox {
 	t.Helper()
 	made, err := r.Sandboxes.Creator.Create(r.writer, plan.Request{CreateRequest: sandbox.CreateRequest{Spec: spec}})
 	if err != nil {
@@ -78,7 +78,7 @@ func (r *rig) box(t *testing.T, spec sandbox.Spec) store.Sandbox {
 // refused with the name of the policy, and nothing is left behind.
 func TestPoliciesAtCreation(t *testing.T) {
 	r := ruled(t)
-	b := r.box(t, sandbox.Spec{Name: "plain"})
+	b := r.sandbox(t, sandbox.Spec{Name: "plain"})
 	if b.Resources != (sandbox.Resources{CPUs: 2, Memory: 1 << 30, Disk: 2 << 30, PIDs: 100}) || b.Expires.Sub(b.Created).Round(time.Minute) != time.Hour {
 		t.Errorf("it got %+v until %v", b.Resources, b.Expires)
 	}
@@ -132,7 +132,7 @@ func TestPoliciesAtCreation(t *testing.T) {
 // existing sandboxes.
 func TestAttackNoLimitUnderPolicies(t *testing.T) {
 	r := ruled(t)
-	r.box(t, sandbox.Spec{Name: "box"})
+	r.sandbox(t, sandbox.Spec{Name: "box"})
 	for rule, none := range map[string]sandbox.Resources{
 		"agents.cpus": {CPUs: -1}, "agents.memory": {Memory: -1}, "agents.disk": {Disk: -1}, "agents.pids": {PIDs: -1},
 	} {
@@ -148,7 +148,7 @@ func TestPoliciesCannotBePassedBy(t *testing.T) {
 	r := ruled(t)
 	r.secret(t, "github", nil)
 	r.secret(t, "other", nil)
-	b := r.box(t, sandbox.Spec{Name: "box", Network: sandbox.Network{Egress: []string{"api.example.com", "evil.test"}}, Secrets: []sandbox.SecretRef{{Name: "github"}}})
+	b := r.sandbox(t, sandbox.Spec{Name: "box", Network: sandbox.Network{Egress: []string{"api.example.com", "evil.test"}}, Secrets: []sandbox.SecretRef{{Name: "github"}}})
 	long, forever, yes := 2*time.Hour, time.Duration(0), "oh yes"
 	for rule, c := range map[string]sandbox.Change{
 		"agents.cpus":     {Resources: sandbox.Resources{CPUs: 3}},
@@ -214,7 +214,7 @@ func TestPoliciesCannotBePassedBy(t *testing.T) {
 func TestEgressLimitsReachTheGateway(t *testing.T) {
 	r := ruled(t)
 	r.secret(t, "github", nil)
-	b := r.box(t, sandbox.Spec{Name: "box", Network: sandbox.Network{Egress: []string{"evil.test"}}, Secrets: []sandbox.SecretRef{{Name: "github"}}})
+	b := r.sandbox(t, sandbox.Spec{Name: "box", Network: sandbox.Network{Egress: []string{"evil.test"}}, Secrets: []sandbox.SecretRef{{Name: "github"}}})
 	e, err := r.Profiles.Egress(t.Context(), b.ID)
 	if err != nil || len(e.EgressLimits) != 1 || e.EgressLimits[0].Name != "agents" || len(e.Secrets) != 1 {
 		t.Fatalf("%+v %v", e, err)
@@ -244,7 +244,7 @@ func TestEgressLimitsReachTheGateway(t *testing.T) {
 // not.
 func TestPoliciesAreRecordedWhenTheyApply(t *testing.T) {
 	r := ruled(t)
-	b := r.box(t, sandbox.Spec{Name: "box", Network: sandbox.Network{Egress: []string{"evil.test"}}})
+	b := r.sandbox(t, sandbox.Spec{Name: "box", Network: sandbox.Network{Egress: []string{"evil.test"}}})
 	operator := guard.WithPrincipal(t.Context(), key.Peer(key.DefaultTenant, 0))
 	before := count(t, r, operator, eventlog.PoliciesLoaded)
 	asked := 0

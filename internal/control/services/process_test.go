@@ -18,13 +18,13 @@ func TestEndsInTheBackground(t *testing.T) {
 		create(t, p, ctx, sandbox.Spec{Name: "one"})
 		request, done := context.WithCancel(ctx)
 		defer done()
-		box, err := p.Exec.Open(request, "one")
+		sb, err := p.Exec.Open(request, "one")
 		if err != nil {
 			t.Fatal(err)
 		}
 		want := map[string]int{}
 		for code, stays := range []time.Duration{0, time.Second, 3 * time.Second} {
-			proc, err := box.Exec(request, sandbox.Command{Args: []string{"sh", "-c", "sleep 2; exit $0", string(rune('0' + code))}, Background: true})
+			proc, err := sb.Exec(request, sandbox.Command{Args: []string{"sh", "-c", "sleep 2; exit $0", string(rune('0' + code))}, Background: true})
 			if err != nil {
 				t.Fatal(err)
 			}

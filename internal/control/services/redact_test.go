@@ -17,11 +17,11 @@ import (
 // all that its caller sees of it: live, connected again, and from its log.
 func (r *rig) printed(t *testing.T, name, script string) map[string]string {
 	t.Helper()
-	box, err := r.Exec.Open(r.owner, name)
+	sb, err := r.Exec.Open(r.owner, name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := box.Exec(r.owner, sandbox.Command{Shell: script, Background: true})
+	p, err := sb.Exec(r.owner, sandbox.Command{Shell: script, Background: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,13 +37,13 @@ func (r *rig) printed(t *testing.T, name, script string) map[string]string {
 	}
 	read("output", p.Stdout())
 	read("errors", p.Stderr())
-	again, err := box.Reconnect(r.owner, p.Info().ID)
+	again, err := sb.Reconnect(r.owner, p.Info().ID)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer again.Close()
 	read("output again", again.Stdout())
-	logs, err := box.Logs(r.owner, p.Info().ID, driver.LogOptions{})
+	logs, err := sb.Logs(r.owner, p.Info().ID, driver.LogOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}

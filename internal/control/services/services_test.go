@@ -118,11 +118,11 @@ func get(t *testing.T, p *services.Services, ctx context.Context, ref string) st
 func shell(p *services.Services, ctx context.Context, ref, script string) (string, error) {
 	ctx, done := context.WithCancel(ctx)
 	defer done()
-	box, err := p.Exec.Open(ctx, ref)
+	sb, err := p.Exec.Open(ctx, ref)
 	if err != nil {
 		return "", err
 	}
-	proc, err := box.Exec(ctx, sandbox.Command{Shell: script})
+	proc, err := sb.Exec(ctx, sandbox.Command{Shell: script})
 	if err != nil {
 		return "", err
 	}

@@ -82,9 +82,9 @@ func TestChangeWhileOpened(t *testing.T) {
 				})
 				request, done := context.WithTimeout(ctx, time.Hour)
 				defer done()
-				box, err := p.Exec.Open(request, "one")
+				sb, err := p.Exec.Open(request, "one")
 				if err == nil {
-					_, err = box.Files().Stat(request, "/")
+					_, err = sb.Files().Stat(request, "/")
 				}
 				if sandbox.CodeOf(err) != c.want {
 					t.Errorf("the request ends with %v, want %q", err, c.want)

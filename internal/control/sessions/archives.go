@@ -69,18 +69,18 @@ func (s *archives) sets(ctx context.Context, tenant string) (plain, sealed archi
 }
 
 // pack stores the files below /workspace of a sandbox in the blob store.
-func (s *archives) pack(ctx context.Context, tenant, group string, box session.Box) (*durable.Archive, error) {
+func (s *archives) pack(ctx context.Context, tenant, group string, sb session.Sandbox) (*durable.Archive, error) {
 	set, err := s.ownSet(ctx, tenant)
 	if err != nil {
 		return nil, err
 	}
-	at, size, err := s.blobs.Write(ctx, set, group, s.scratch, func(w io.Writer) error { return s.trees.exportTree(ctx, box.ID, w) })
+	at, size, err := s.blobs.Write(ctx, set, group, s.scratch, func(w io.Writer) error { return s.trees.exportTree(ctx, sb.ID, w) })
 	if err != nil {
 		return nil, err
 	}
 	a := durable.Archive{
 		Kind: tarKind, Ref: set.ID + "." + strconv.Itoa(at.Version), Size: size, Hash: "sha256:" + at.Digest,
-		Provider: box.Provider, Binding: string(s.own),
+		Provider: sb.Provider, Binding: string(s.own),
 	}
 	return &a, s.register(ctx, tenant, group, a)
 }

@@ -22,11 +22,11 @@ func (s *Movers) Evacuate(ctx context.Context, provider string) (moved []operato
 		return nil, nil, err
 	}
 	for _, k := range all {
-		row, box, err := s.residents(ctx, k)
+		row, sb, err := s.residents(ctx, k)
 		if err != nil {
 			return moved, kept, err
 		}
-		if row.ID == "" || box.Provider != provider {
+		if row.ID == "" || sb.Provider != provider {
 			continue
 		}
 		receipt, err := s.evacuate(ctx, row)
@@ -34,7 +34,7 @@ func (s *Movers) Evacuate(ctx context.Context, provider string) (moved []operato
 		case ctx.Err() != nil:
 			return moved, kept, ctx.Err()
 		case err != nil:
-			kept = append(kept, operator.NodeSandbox{Tenant: k.Tenant, Sandbox: box.ID, Session: row.Name, Reason: err.Error()})
+			kept = append(kept, operator.NodeSandbox{Tenant: k.Tenant, Sandbox: sb.ID, Session: row.Name, Reason: err.Error()})
 		default:
 			moved = append(moved, operator.NodeMoved{Tenant: k.Tenant, Session: row.Name, Receipt: receipt})
 		}
@@ -44,9 +44,9 @@ func (s *Movers) Evacuate(ctx context.Context, provider string) (moved []operato
 
 // residents returns a session of a lease and its sandbox. Both are empty if there
 // is none.
-func (s *Movers) residents(ctx context.Context, k store.LeaseKey) (row store.Session, box store.Sandbox, err error) {
+func (s *Movers) residents(ctx context.Context, k store.LeaseKey) (row store.Session, sb store.Sandbox, err error) {
 	err = s.Store.View(ctx, func(tx *store.Tx) error {
-		row, box = store.Session{}, store.Sandbox{}
+		row, sb = store.Session{}, store.Sandbox{}
 		var l lease.Lease
 		if l, err = tx.Sessions().Lease(ctx, k.Tenant, k.Group); err != nil || l.Sandbox == "" {
 			return err
@@ -55,13 +55,13 @@ func (s *Movers) residents(ctx context.Context, k store.LeaseKey) (row store.Ses
 		if err != nil || len(rows) == 0 {
 			return err
 		}
-		box, err = tx.Sandboxes().Get(ctx, k.Tenant, l.Sandbox)
-		if err == nil && box.State != sandbox.Gone {
+		sb, err = tx.Sandboxes().Get(ctx, k.Tenant, l.Sandbox)
+		if err == nil && sb.State != sandbox.Gone {
 			row = rows[0]
 		}
 		return ignore(err, sandbox.CodeNotFound)
 	})
-	return row, box, err
+	return row, sb, err
 }
 
 // evacuate moves a session to the node that suits it best, acting for its tenant.

@@ -30,11 +30,11 @@ type Holders struct {
 }
 
 // turnHolds reports a turn whose desktop is recorded, or is not any more.
-func (s *Holders) turnHolds(row store.Session, kind lease.Kind, id string, box sandbox.ID, epoch int64) {
+func (s *Holders) turnHolds(row store.Session, kind lease.Kind, id string, sb sandbox.ID, epoch int64) {
 	switch {
 	case kind != lease.Turn:
 	case row.Record == viewing.RecordOnTurn:
-		s.turns.TurnHolds(row, id, box, epoch)
+		s.turns.TurnHolds(row, id, sb, epoch)
 	default:
 		s.turns.TurnOver(row, id)
 	}
@@ -46,7 +46,7 @@ func (s *Holders) turnHolds(row store.Session, kind lease.Kind, id string, box s
 func (s *Holders) Acquire(ctx context.Context, ref string, h durable.HolderRef) (out durable.Acquired, err error) {
 	err = s.onSession(ctx, ops.SessionAcquire, ref, func(ctx context.Context, who key.Principal, row store.Session) error {
 		held, err := s.acquire(ctx, row, h, who.Key)
-		out = durable.Acquired{Epoch: held.Epoch, Role: string(held.Role), Sandbox: held.Box.ID, Receipt: held.Receipt}
+		out = durable.Acquired{Epoch: held.Epoch, Role: string(held.Role), Sandbox: held.Sandbox.ID, Receipt: held.Receipt}
 		return err
 	})
 	return out, err
@@ -99,7 +99,7 @@ func (s *Holders) acquire(ctx context.Context, row store.Session, h durable.Hold
 		})
 		s.Report(ctx, err) // the sandbox exists anyway
 	}
-	s.turnHolds(row, op.Kind, op.ID, held.Box.ID, held.Epoch)
+	s.turnHolds(row, op.Kind, op.ID, held.Sandbox.ID, held.Epoch)
 	return held, nil
 }
 
@@ -158,7 +158,7 @@ func (s *Holders) Envelope(ctx context.Context, ref string) (out durable.Envelop
 		}
 		e.Spec = row.Spec
 		e.Spec.Labels = row.Labels
-		e.Binding = s.provision.boxes(row.Tenant, &row).present(ctx, e.Backend, e.Binding)
+		e.Binding = s.provision.sandboxesOf(row.Tenant, &row).present(ctx, e.Backend, e.Binding)
 		out = e.Sealed()
 		return nil
 	})
@@ -186,7 +186,7 @@ func (s *Holders) waiting(ctx context.Context, row store.Session) func(group, wh
 func (s *Holders) managerWith(row store.Session, progress func(group, what string)) *session.Manager {
 	return session.NewManager(session.Config{
 		Progress: progress, Spawner: s.present.daemon(),
-		Leases: s.leases.of(row.Tenant), Boxes: s.provision.boxes(row.Tenant, &row), PauseOnExit: row.PauseOnExit, Patience: s.patience, Now: s.Store.Now,
+		Leases: s.leases.of(row.Tenant), Sandboxes: s.provision.sandboxesOf(row.Tenant, &row), PauseOnExit: row.PauseOnExit, Patience: s.patience, Now: s.Store.Now,
 		Busy: func(ctx context.Context, _ lease.Lease) bool {
 			busy, err := s.present.busy(ctx, place{row.Tenant, row.Group})
 			s.Report(ctx, err)

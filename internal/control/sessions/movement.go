@@ -15,7 +15,7 @@ const quietTime = 15 * time.Second
 
 // mover implements session.Mover for a session.
 type mover struct {
-	boxes
+	tenantSandboxes
 	move    *movement
 	present *presences
 	trees   trees
@@ -48,8 +48,8 @@ func (m mover) Quiet(ctx context.Context, l lease.Lease) error {
 }
 
 // SaveWorkspaces implements session.Mover.
-func (m mover) SaveWorkspaces(ctx context.Context, box session.Box) (kept []durable.WorkspaceRef, err error) {
-	m.sandboxes.Flush(ctx, box.ID)
+func (m mover) SaveWorkspaces(ctx context.Context, sb session.Sandbox) (kept []durable.WorkspaceRef, err error) {
+	m.sandboxes.Flush(ctx, sb.ID)
 	for _, name := range m.saves() {
 		version, err := m.workspaces.PersistWorkspace(ctx, name, "session "+m.row.Name+" moves")
 		if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
@@ -64,7 +64,7 @@ func (m mover) SaveWorkspaces(ctx context.Context, box session.Box) (kept []dura
 }
 
 // Carry implements session.Mover.
-func (m mover) Carry(ctx context.Context, from, to session.Box) ([]string, error) {
+func (m mover) Carry(ctx context.Context, from, to session.Sandbox) ([]string, error) {
 	if carriesTree(m.row) {
 		if err := m.trees.copyTree(ctx, from.ID, to.ID); err != nil {
 			return nil, err

@@ -40,7 +40,7 @@ func (s *Service) Resume(ctx context.Context, req durable.ResumeRequest) (out du
 		})
 	})
 	if err == nil && !out.Created {
-		err = s.provision.boxes(who.Tenant, &stored).takeBack(ctx, *row.Prior)
+		err = s.provision.sandboxesOf(who.Tenant, &stored).takeBack(ctx, *row.Prior)
 	}
 	if err != nil {
 		return out, err
@@ -64,8 +64,8 @@ func fromEnvelope(tenant string, req durable.ResumeRequest) (store.Session, erro
 		return store.Session{}, &sandbox.Error{
 			Code: sandbox.CodeDenied, Subject: "envelope", Message: "an envelope cannot show files of the machine to a sandbox", Hint: "create a session with those mounts",
 		}
-	case e.Box != "":
-		if err := sandbox.ValidateName(e.Box); err != nil {
+	case e.Sandbox != "":
+		if err := sandbox.ValidateName(e.Sandbox); err != nil {
 			return store.Session{}, err
 		}
 	}
@@ -78,15 +78,15 @@ func fromEnvelope(tenant string, req durable.ResumeRequest) (store.Session, erro
 // provider. Envelopes are untrusted: they can only name things that the caller
 // could request directly.
 func (s *Service) settle(ctx context.Context, req durable.ResumeRequest, row *store.Session) error {
-	e, b := row.Prior, s.provision.boxes(row.Tenant, nil)
+	e, b := row.Prior, s.provision.sandboxesOf(row.Tenant, nil)
 	var err error
-	if e.Box != "" {
+	if e.Sandbox != "" {
 		err = b.reachable(ctx, *e)
 	}
 	if err := s.choose(ctx, row.Tenant, e, err); err != nil {
 		return err
 	}
-	if e.Box == "" && req.Provider != "" {
+	if e.Sandbox == "" && req.Provider != "" {
 		e.Backend = req.Provider
 		if e.Archive != nil && e.Archive.Kind == tarKind {
 			e.Archive.Provider = req.Provider
@@ -99,7 +99,7 @@ func (s *Service) settle(ctx context.Context, req durable.ResumeRequest, row *st
 // leads refuses an envelope that leads to nothing that the tenant has or had: an
 // unknown provider or workspace, or a sandbox that this installation never made
 // for it, with nothing saved. A sandbox of another tenant is such a one.
-func (b boxes) leads(ctx context.Context, e durable.Envelope) error {
+func (b tenantSandboxes) leads(ctx context.Context, e durable.Envelope) error {
 	if _, err := b.providers.Binding(ctx, e.Backend); sandbox.CodeOf(err) == sandbox.CodeInvalid { // there is no such provider
 		return err
 	}
@@ -115,14 +115,14 @@ func (b boxes) leads(ctx context.Context, e durable.Envelope) error {
 		return err
 	}
 	_, other := b.own.elsewhere(e.Binding)
-	if e.Box == "" || other || e.Archive != nil || len(e.Spec.Workspaces) > 0 {
+	if e.Sandbox == "" || other || e.Archive != nil || len(e.Spec.Workspaces) > 0 {
 		return nil
 	}
-	if _, err := b.record(ctx, e.Box); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+	if _, err := b.record(ctx, e.Sandbox); sandbox.CodeOf(err) != sandbox.CodeNotFound {
 		return err
 	}
 	return &sandbox.Error{
-		Code: sandbox.CodeNotFound, Op: "session.resume", Subject: e.Box, Message: "there is no sandbox with that id, and the envelope names nothing saved",
+		Code: sandbox.CodeNotFound, Op: "session.resume", Subject: e.Sandbox, Message: "there is no sandbox with that id, and the envelope names nothing saved",
 		Hint: "create a session instead: atoll session create",
 	}
 }
@@ -130,7 +130,7 @@ func (b boxes) leads(ctx context.Context, e durable.Envelope) error {
 // adopt records a session that starts from an envelope, unless another session
 // already has the sandbox.
 func adopt(ctx context.Context, tx *store.Tx, row store.Session) (stored store.Session, created bool, err error) {
-	if row.Prior.Box == "" {
+	if row.Prior.Sandbox == "" {
 		stored, err = tx.Sessions().Create(ctx, row)
 		return stored, true, err
 	}
@@ -143,8 +143,8 @@ func adopt(ctx context.Context, tx *store.Tx, row store.Session) (stored store.S
 		if err != nil {
 			return stored, false, err
 		}
-		fresh := l.Box == nil && l.Archive == nil && other.Prior != nil && other.Prior.Box == row.Prior.Box
-		if fresh || string(l.Sandbox) == row.Prior.Box {
+		fresh := l.Ref == nil && l.Archive == nil && other.Prior != nil && other.Prior.Sandbox == row.Prior.Sandbox
+		if fresh || string(l.Sandbox) == row.Prior.Sandbox {
 			return other, false, nil
 		}
 	}

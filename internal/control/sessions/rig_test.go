@@ -334,11 +334,11 @@ func (w *world) Files(ctx context.Context, ref string) (engine.Files, error) {
 	if err != nil {
 		return engine.Files{}, err
 	}
-	box, err := w.engines[b.Provider].Attach(ctx, b.ID, b.Name)
+	sb, err := w.engines[b.Provider].Attach(ctx, b.ID, b.Name)
 	if err != nil {
 		return engine.Files{}, err
 	}
-	return box.Files(), nil
+	return sb.Files(), nil
 }
 
 // Flush implements Sandboxes.

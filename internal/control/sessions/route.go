@@ -57,13 +57,13 @@ func (s *Holders) Watch(ctx context.Context, ref string, epoch int64) (err error
 	if err != nil {
 		return err
 	}
-	row, l, box, err := s.pointer(ctx, who.Tenant, ref)
+	row, l, sb, err := s.pointer(ctx, who.Tenant, ref)
 	switch {
 	case err != nil:
 		return err
 	case l.Epoch != epoch:
 		return stale(row.Name, "the sandbox was replaced")
-	case !l.Serves() || box.State != sandbox.Running:
+	case !l.Serves() || sb.State != sandbox.Running:
 		return nil
 	}
 	r, err := s.reach(ctx, who.Tenant, ref, epoch, false)
@@ -81,8 +81,8 @@ func (s *Holders) Serving(ctx context.Context, ref string) (id sandbox.ID, epoch
 	if err != nil {
 		return "", 0, err
 	}
-	row, l, box, err := s.pointer(ctx, who.Tenant, ref)
-	if err == nil && (!l.Serves() || box.State != sandbox.Running || s.leases.moving(l) || s.present.opening(place{row.Tenant, row.Group}) != nil) {
+	row, l, sb, err := s.pointer(ctx, who.Tenant, ref)
+	if err == nil && (!l.Serves() || sb.State != sandbox.Running || s.leases.moving(l) || s.present.opening(place{row.Tenant, row.Group}) != nil) {
 		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: row.Name, Message: "no sandbox serves the session now", Hint: "try again"}
 	}
 	return l.Sandbox, l.Epoch, core.Named(op, err)
@@ -95,11 +95,11 @@ var errMoving = errors.New("the session is being moved")
 func (s *Holders) reach(ctx context.Context, tenant, ref string, epoch int64, follow bool) (Routed, error) {
 	deadline := time.Now().Add(s.patience)
 	for follows := 0; ; {
-		row, l, box, err := s.pointer(ctx, tenant, ref)
+		row, l, sb, err := s.pointer(ctx, tenant, ref)
 		if err != nil {
 			return Routed{}, err
 		}
-		r, err := s.reachOnce(ctx, row, l, box, epoch, follow)
+		r, err := s.reachOnce(ctx, row, l, sb, epoch, follow)
 		switch {
 		case errors.Is(err, errMoving):
 			if err := s.passable(ctx, row, deadline); err != nil {
@@ -146,23 +146,23 @@ func (s *Holders) passable(ctx context.Context, row store.Session, deadline time
 }
 
 // pointer reads a session, its lease, and the sandbox that it names, if any.
-func (s *Holders) pointer(ctx context.Context, tenant, ref string) (row store.Session, l lease.Lease, box store.Sandbox, err error) {
+func (s *Holders) pointer(ctx context.Context, tenant, ref string) (row store.Session, l lease.Lease, sb store.Sandbox, err error) {
 	err = s.Store.View(ctx, func(tx *store.Tx) (err error) {
-		box = store.Sandbox{}
+		sb = store.Sandbox{}
 		if row, err = present(ctx, tx, tenant, ref); err != nil {
 			return err
 		}
 		if l, err = tx.Sessions().Lease(ctx, tenant, row.Group); err != nil || l.Sandbox == "" {
 			return err
 		}
-		box, err = tx.Sandboxes().Get(ctx, tenant, l.Sandbox)
+		sb, err = tx.Sandboxes().Get(ctx, tenant, l.Sandbox)
 		return ignore(err, sandbox.CodeNotFound)
 	})
-	return row, l, box, err
+	return row, l, sb, err
 }
 
 // reachOnce uses the sandbox of a session, or acquires one.
-func (s *Holders) reachOnce(ctx context.Context, row store.Session, l lease.Lease, box store.Sandbox, epoch int64, follow bool) (Routed, error) {
+func (s *Holders) reachOnce(ctx context.Context, row store.Session, l lease.Lease, sb store.Sandbox, epoch int64, follow bool) (Routed, error) {
 	at := place{row.Tenant, row.Group}
 	if s.leases.moving(l) || s.present.opening(at) != nil {
 		return Routed{}, errMoving
@@ -175,12 +175,12 @@ func (s *Holders) reachOnce(ctx context.Context, row store.Session, l lease.Leas
 			return Routed{}, err
 		}
 	}
-	if l.State == lease.Warm && box.State == sandbox.Running {
+	if l.State == lease.Warm && sb.State == sandbox.Running {
 		if u, ok := s.present.join(at, l); ok {
 			return s.joined(ctx, row, l, u)
 		}
 	}
-	if l.Serves() && box.State == sandbox.Running && !mayHold(ctx) {
+	if l.Serves() && sb.State == sandbox.Running && !mayHold(ctx) {
 		return Routed{row.ID, l.Sandbox, l.Epoch, func() {}, context.Background()}, nil // as long as others hold it
 	}
 	return s.hold(ctx, row, at, epoch)
@@ -224,7 +224,7 @@ func (s *Holders) hold(ctx context.Context, row store.Session, at place, epoch i
 			_, _, relErr := s.leases.of(row.Tenant).Apply(context.WithoutCancel(ctx), row.Group, lease.Release{Kind: lease.Operator, ID: id})
 			return core.FirstError(err, relErr, errMoving)
 		}
-		out = Routed{row.ID, held.Box.ID, held.Epoch, u.done, u.over}
+		out = Routed{row.ID, held.Sandbox.ID, held.Epoch, u.done, u.over}
 		if epoch != 0 && held.Epoch != epoch {
 			out.Done()
 			return stale(row.Name, "the sandbox was replaced")

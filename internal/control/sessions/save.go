@@ -35,19 +35,19 @@ func (s *Holders) Save(ctx context.Context, ref string, epoch int64, follow bool
 		if l, err = s.leases.of(row.Tenant).Load(ctx, row.Group); err != nil {
 			return err
 		}
-		e, err := durable.ParseEnvelope(l.Box)
+		e, err := durable.ParseEnvelope(l.Ref)
 		if err != nil {
 			return err
 		}
-		b := s.provision.boxes(row.Tenant, &row)
+		b := s.provision.sandboxesOf(row.Tenant, &row)
 		b.held = true
-		box := session.Box{ID: at.Sandbox, Provider: l.Provider, Binding: l.Binding}
+		sb := session.Sandbox{ID: at.Sandbox, Provider: l.Provider, Binding: l.Binding}
 		var saved durable.Envelope
 		if len(row.Spec.Workspaces) == 0 && s.providers.SnapshotPauses(ctx, l.Provider) {
 			at.Done()
-			saved, err = s.saveStill(ctx, row, box, at.Epoch, e)
+			saved, err = s.saveStill(ctx, row, sb, at.Epoch, e)
 		} else {
-			saved, err = b.Capture(ctx, box, e)
+			saved, err = b.Capture(ctx, sb, e)
 		}
 		if err != nil {
 			return err
@@ -67,8 +67,8 @@ func lastSaved(row store.Session, l lease.Lease) (durable.Saved, error) {
 }
 
 // keep stores a capture, so that the session can be rebuilt from it.
-func (s *Holders) keep(ctx context.Context, row store.Session, b boxes, epoch int64, saved durable.Envelope) error {
-	saved.Box, saved.State = "", nil
+func (s *Holders) keep(ctx context.Context, row store.Session, b tenantSandboxes, epoch int64, saved durable.Envelope) error {
+	saved.Sandbox, saved.State = "", nil
 	sealed := saved.Sealed()
 	data, err := json.Marshal(sealed)
 	if err != nil {
@@ -92,7 +92,7 @@ func (s *Holders) keep(ctx context.Context, row store.Session, b boxes, epoch in
 
 // saveStill captures a sandbox that its provider pauses meanwhile. It waits for
 // requests in progress; new ones wait, so that none reaches the paused sandbox.
-func (s *Holders) saveStill(ctx context.Context, row store.Session, box session.Box, epoch int64, e durable.Envelope) (saved durable.Envelope, err error) {
+func (s *Holders) saveStill(ctx context.Context, row store.Session, sb session.Sandbox, epoch int64, e durable.Envelope) (saved durable.Envelope, err error) {
 	move, open, err := s.present.shut(ctx, place{row.Tenant, row.Group})
 	if err != nil {
 		return e, err
@@ -107,11 +107,11 @@ func (s *Holders) saveStill(ctx context.Context, row store.Session, box session.
 	if held.Epoch != epoch {
 		return e, stale(row.Name, "the sandbox was replaced before it was saved")
 	}
-	b := s.provision.boxes(row.Tenant, &row)
+	b := s.provision.sandboxesOf(row.Tenant, &row)
 	beat := lease.Heartbeat{Kind: lease.Operator, ID: self, Epoch: epoch}
-	err = s.manager(row).Exclusive(ctx, row.Group, epoch, beat, mover{boxes: b, move: move, present: s.present}.Quiet, func(ctx context.Context) (err error) {
+	err = s.manager(row).Exclusive(ctx, row.Group, epoch, beat, mover{tenantSandboxes: b, move: move, present: s.present}.Quiet, func(ctx context.Context) (err error) {
 		b.held = true
-		saved, err = b.Capture(ctx, box, e)
+		saved, err = b.Capture(ctx, sb, e)
 		return err
 	})
 	return saved, err

@@ -166,14 +166,14 @@ func (s *Service) choose(ctx context.Context, tenant string, e *durable.Envelope
 			Code: sandbox.CodeUnsupported, Subject: "envelope", Message: "its workspaces are those of another installation", Hint: "resume the session where it was",
 		}
 	case file != nil && (code == sandbox.CodeUnavailable || code == sandbox.CodeDenied):
-		e.Box, e.State, e.Binding = "", nil, ""
+		e.Sandbox, e.State, e.Binding = "", nil, ""
 		return nil
 	case err != nil:
-	case e.Archive != nil && (e.Box == "" || !other):
+	case e.Archive != nil && (e.Sandbox == "" || !other):
 		// An archive of another installation is refused only when it is needed,
 		// because its sandbox may still exist.
 		err = s.archives.readable(ctx, tenant, *e.Archive)
-	case e.Archive == nil && e.Box == "" && e.Files != nil:
+	case e.Archive == nil && e.Sandbox == "" && e.Files != nil:
 		err = &sandbox.Error{Code: sandbox.CodeNotFound, Op: "session.resume", Subject: "archive", Message: "the file that goes along with the envelope was not sent"}
 	}
 	var refused *sandbox.Error

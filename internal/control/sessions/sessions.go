@@ -303,9 +303,9 @@ func (s *Service) remove(ctx context.Context, row store.Session) error {
 
 // clear ends the sandbox of a lease.
 func (s *Service) clear(ctx context.Context, tenant string, l lease.Lease) error {
-	b := s.provision.boxes(tenant, nil)
+	b := s.provision.sandboxesOf(tenant, nil)
 	if l.Sandbox != "" {
-		if err := b.Delete(ctx, session.Box{ID: l.Sandbox, Provider: l.Provider, Binding: l.Binding}); err != nil {
+		if err := b.Delete(ctx, session.Sandbox{ID: l.Sandbox, Provider: l.Provider, Binding: l.Binding}); err != nil {
 			return err
 		}
 	}

@@ -163,7 +163,7 @@ func (s *Movers) swap(ctx context.Context, row store.Session, provider string) (
 		return durable.Receipt{}, err
 	}
 	defer s.holders.letGo(ctx, row, self)
-	if held.Box.Provider == provider { // already there
+	if held.Sandbox.Provider == provider { // already there
 		return held.Receipt, nil
 	}
 	env, err := s.environment(&row)
@@ -172,7 +172,7 @@ func (s *Movers) swap(ctx context.Context, row store.Session, provider string) (
 	}
 	spec := row.Spec
 	spec.Env = env
-	by := mover{s.provision.boxes(row.Tenant, &row), move, s.holders.present, s.trees}
+	by := mover{s.provision.sandboxesOf(row.Tenant, &row), move, s.holders.present, s.trees}
 	beat := lease.Heartbeat{Kind: lease.Operator, ID: self, Epoch: held.Epoch}
 	now, err := s.holders.manager(row).Move(ctx, session.Plan{Group: row.Group, Provider: provider, Spec: spec}, held.Epoch, beat, by)
 	if left, ok := errors.AsType[*session.NotEnded](err); ok {

@@ -75,23 +75,23 @@ func TestSwap(t *testing.T) {
 				t.Errorf("the sandboxes %q are left, want %q", left, tt.left)
 			}
 			clear(r.fails)
-			epoch, box, provider := int64(1), sandbox.ID("sb-1"), "one"
+			epoch, sb, provider := int64(1), sandbox.ID("sb-1"), "one"
 			if tt.moved {
-				epoch, box, provider = 2, "sb-2", "two"
+				epoch, sb, provider = 2, "sb-2", "two"
 			}
 			coretest.OK(t, r.Reaper.Sweep(t.Context())) // ends what could not be ended before
-			if left := r.living(t); len(left) != 1 || left[0] != string(box) {
-				t.Errorf("after a sweep the sandboxes %v are left, want %s alone", left, box)
+			if left := r.living(t); len(left) != 1 || left[0] != string(sb) {
+				t.Errorf("after a sweep the sandboxes %v are left, want %s alone", left, sb)
 			}
 			after := r.get(t, "agent")
-			if after.Lease.Epoch != epoch || after.Lease.Sandbox != box || after.Lease.Provider != provider {
-				t.Errorf("the lease is %+v, want %s of %s in epoch %d", after.Lease, box, provider, epoch)
+			if after.Lease.Epoch != epoch || after.Lease.Sandbox != sb || after.Lease.Provider != provider {
+				t.Errorf("the lease is %+v, want %s of %s in epoch %d", after.Lease, sb, provider, epoch)
 			}
 			if holders := after.Lease.Holders; len(holders) != 1 || holders[0].ID != "first" {
 				t.Errorf("the holders are %+v, want the first alone", holders)
 			}
 			if len(tt.spec.Workspaces) == 0 {
-				if text := r.read(t, box); text != "kept" {
+				if text := r.read(t, sb); text != "kept" {
 					t.Errorf("its file has %q, want %q", text, "kept")
 				}
 			}
@@ -101,8 +101,8 @@ func TestSwap(t *testing.T) {
 			routed, err := r.Holders.Route(as(t), "agent", 1, true) // follows a move
 			coretest.OK(t, err)
 			routed.Done()
-			if routed.Sandbox != box {
-				t.Errorf("a request of epoch 1 reaches %s, want %s", routed.Sandbox, box)
+			if routed.Sandbox != sb {
+				t.Errorf("a request of epoch 1 reaches %s, want %s", routed.Sandbox, sb)
 			}
 		})
 	}

@@ -106,7 +106,7 @@ func (s *Reaper) Sweep(ctx context.Context) error {
 func (s *Reaper) sweep(ctx context.Context, k store.LeaseKey) error {
 	var l lease.Lease
 	var rows []store.Session
-	var box store.Sandbox
+	var sb store.Sandbox
 	err := s.Store.View(ctx, func(tx *store.Tx) (err error) {
 		if l, err = tx.Sessions().Lease(ctx, k.Tenant, k.Group); err != nil {
 			return err
@@ -114,13 +114,13 @@ func (s *Reaper) sweep(ctx context.Context, k store.LeaseKey) error {
 		if rows, err = tx.Sessions().InGroup(ctx, k.Tenant, k.Group); err != nil || l.Sandbox == "" {
 			return err
 		}
-		box, err = tx.Sandboxes().Get(ctx, k.Tenant, l.Sandbox)
+		sb, err = tx.Sandboxes().Get(ctx, k.Tenant, l.Sandbox)
 		return err
 	})
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 		err = nil
 	}
-	if err != nil || len(rows) == 0 || box.Node != "" && box.Node != s.Node {
+	if err != nil || len(rows) == 0 || sb.Node != "" && sb.Node != s.Node {
 		return err // the daemon with the sandbox handles it
 	}
 	ctx = guard.WithOwner(ctx, k.Tenant)
@@ -135,7 +135,7 @@ func (s *Reaper) sweep(ctx context.Context, k store.LeaseKey) error {
 	_, _, err = s.leases.gate(ctx, k.Tenant, k.Group)
 	err = errors.Join(err, s.holders.manager(row).SweepGroup(ctx, k.Group))
 	if l, loadErr := s.leases.of(k.Tenant).Load(ctx, k.Group); loadErr == nil {
-		err = errors.Join(err, s.provision.boxes(k.Tenant, &row).orphans(ctx, l, false))
+		err = errors.Join(err, s.provision.sandboxesOf(k.Tenant, &row).orphans(ctx, l, false))
 	}
 	return err
 }

@@ -65,11 +65,11 @@ func (svc *Service) take(ctx context.Context, l *Locked, id string, memory bool)
 	if kept := l.Sandbox.Rest.Kept; kept != "" {
 		return svc.copyKept(ctx, l, id, memory)
 	}
-	box, err := svc.cfg.Sandboxes.Attach(ctx, &l.Sandbox)
+	sb, err := svc.cfg.Sandboxes.Attach(ctx, &l.Sandbox)
 	if err != nil {
 		return snap, err
 	}
-	return box.Snapshot(ctx, driver.SnapshotOptions{ID: id, Memory: memory})
+	return sb.Snapshot(ctx, driver.SnapshotOptions{ID: id, Memory: memory})
 }
 
 // copyKept copies the saved state of a sandbox on disk to a snapshot.

@@ -165,12 +165,12 @@ type builders struct {
 	base   []string // names of the image that the build began with
 }
 
-func (b builders) Open(ctx context.Context, digest string, network sandbox.Network) (template.Box, error) {
+func (b builders) Open(ctx context.Context, digest string, network sandbox.Network) (template.Sandbox, error) {
 	return b.with(ctx, sandbox.Spec{Image: digest, Network: network})
 }
 
 // with creates a build sandbox.
-func (b builders) with(ctx context.Context, spec sandbox.Spec) (box buildSandbox, err error) {
+func (b builders) with(ctx context.Context, spec sandbox.Spec) (sb buildSandbox, err error) {
 	life := buildLifetime
 	if limit := b.svc.cfg.Policies.Set().Caps(policyset.About{Tenant: b.tenant}).Lifetime; limit > 0 {
 		life = min(life, limit)
@@ -178,32 +178,32 @@ func (b builders) with(ctx context.Context, spec sandbox.Spec) (box buildSandbox
 	spec.Name, spec.Lifetime = "build-"+strings.ToLower(rand.Text()), sandbox.Lifetime{Timeout: life}
 	id, err := b.svc.cfg.Sandboxes.CreateForBuild(ctx, spec, b.base)
 	if err != nil {
-		return box, err
+		return sb, err
 	}
 	opened, err := b.svc.cfg.Exec.Open(ctx, string(id))
 	if err != nil {
-		return box, errors.Join(err, b.svc.cfg.Sandboxes.Destroy(context.WithoutCancel(ctx), string(id)))
+		return sb, errors.Join(err, b.svc.cfg.Sandboxes.Destroy(context.WithoutCancel(ctx), string(id)))
 	}
 	return buildSandbox{b.svc, opened}, nil
 }
 
 // buildSandbox is a sandbox of a build.
 type buildSandbox struct {
-	svc *Service
-	box *exec.Handle
+	svc     *Service
+	sandbox *exec.Handle
 }
 
 // Close destroys the sandbox, even if ctx has ended.
 func (b buildSandbox) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	return b.svc.cfg.Sandboxes.Destroy(ctx, string(b.box.ID()))
+	return b.svc.cfg.Sandboxes.Destroy(ctx, string(b.sandbox.ID()))
 }
 
-func (b buildSandbox) Diff(ctx context.Context, w io.Writer) error { return b.box.Diff(ctx, w) }
+func (b buildSandbox) Diff(ctx context.Context, w io.Writer) error { return b.sandbox.Diff(ctx, w) }
 
 func (b buildSandbox) ReadFile(ctx context.Context, name string, max int64) ([]byte, error) {
-	r, _, err := b.box.Files().Read(ctx, name, driver.ReadOptions{Length: max})
+	r, _, err := b.sandbox.Files().Read(ctx, name, driver.ReadOptions{Length: max})
 	if err != nil {
 		return nil, err
 	}
@@ -212,7 +212,7 @@ func (b buildSandbox) ReadFile(ctx context.Context, name string, max int64) ([]b
 }
 
 func (b buildSandbox) Exec(ctx context.Context, cmd sandbox.Command, out io.Writer) (exit sandbox.Exit, err error) {
-	proc, err := b.box.Exec(ctx, cmd)
+	proc, err := b.sandbox.Exec(ctx, cmd)
 	if err != nil {
 		return exit, err
 	}

@@ -32,13 +32,13 @@ type builder struct {
 	req   *template.Request
 	fails error
 	// in, if set, uses the sandboxes of the build.
-	in func(context.Context, template.Boxes) error
+	in func(context.Context, template.Sandboxes) error
 }
 
-func (b *builder) Build(ctx context.Context, boxes template.Boxes, req template.Request) (*template.Result, error) {
+func (b *builder) Build(ctx context.Context, sandboxes template.Sandboxes, req template.Request) (*template.Result, error) {
 	b.req = &req
 	if b.in != nil {
-		if err := b.in(ctx, boxes); err != nil {
+		if err := b.in(ctx, sandboxes); err != nil {
 			return nil, err
 		}
 	}
@@ -276,34 +276,34 @@ func TestBuildSandboxes(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
 		fails error // of opening the sandbox
-		do    func(t *testing.T, ctx context.Context, box template.Box) error
+		do    func(t *testing.T, ctx context.Context, sb template.Sandbox) error
 		code  sandbox.Code
 	}{
-		{name: "output and exit of a command", do: func(t *testing.T, ctx context.Context, box template.Box) error {
+		{name: "output and exit of a command", do: func(t *testing.T, ctx context.Context, sb template.Sandbox) error {
 			var out bytes.Buffer
-			exit, err := box.Exec(ctx, sandbox.Command{Shell: "echo out; echo err >&2; exit 3"}, &out)
+			exit, err := sb.Exec(ctx, sandbox.Command{Shell: "echo out; echo err >&2; exit 3"}, &out)
 			if lines := strings.Fields(out.String()); exit.Code != 3 || len(lines) != 2 || !slices.Contains(lines, "out") || !slices.Contains(lines, "err") {
 				t.Errorf("the command ended with %+v and the output %q, want 3 with both streams", exit, out.String())
 			}
 			return err
 		}},
-		{name: "a file", do: func(t *testing.T, ctx context.Context, box template.Box) error {
-			_, err := box.Exec(ctx, sandbox.Command{Shell: "echo 12345678 > /f"}, &bytes.Buffer{})
+		{name: "a file", do: func(t *testing.T, ctx context.Context, sb template.Sandbox) error {
+			_, err := sb.Exec(ctx, sandbox.Command{Shell: "echo 12345678 > /f"}, &bytes.Buffer{})
 			coretest.OK(t, err)
-			text, err := box.ReadFile(ctx, "/f", 4)
+			text, err := sb.ReadFile(ctx, "/f", 4)
 			if string(text) != "1234" {
 				t.Errorf("the file has %q, want no more than the 4 bytes that were asked for", text)
 			}
 			return err
 		}},
-		{name: "a file that is not there", do: func(_ *testing.T, ctx context.Context, box template.Box) error {
-			_, err := box.ReadFile(ctx, "/none", 4)
+		{name: "a file that is not there", do: func(_ *testing.T, ctx context.Context, sb template.Sandbox) error {
+			_, err := sb.ReadFile(ctx, "/none", 4)
 			return err
 		}, code: sandbox.CodeNotFound},
-		{name: "a command of a build that is canceled", do: func(t *testing.T, ctx context.Context, box template.Box) error {
+		{name: "a command of a build that is canceled", do: func(t *testing.T, ctx context.Context, sb template.Sandbox) error {
 			ctx, cancel := context.WithCancel(ctx)
 			defer cancel()
-			_, err := box.Exec(ctx, sandbox.Command{Shell: "echo begun; sleep 3600"}, writer(func(p []byte) (int, error) {
+			_, err := sb.Exec(ctx, sandbox.Command{Shell: "echo begun; sleep 3600"}, writer(func(p []byte) (int, error) {
 				cancel() // it runs
 				return len(p), nil
 			}))
@@ -317,15 +317,15 @@ func TestBuildSandboxes(t *testing.T) {
 			p := fake.New(fake.Options{Limited: true})
 			t.Cleanup(func() { coretest.OK(t, p.Close()) })
 			w := &workshop{provider: p, engine: engine.New(engine.Config{Provider: p}), fails: tt.fails}
-			b := &builder{in: func(ctx context.Context, boxes template.Boxes) error {
-				box, err := boxes.Open(ctx, "sha256:step", sandbox.Network{Egress: []string{"example.com"}})
+			b := &builder{in: func(ctx context.Context, sandboxes template.Sandboxes) error {
+				sb, err := sandboxes.Open(ctx, "sha256:step", sandbox.Network{Egress: []string{"example.com"}})
 				if err != nil {
 					return err
 				}
-				err = tt.do(t, ctx, box)
+				err = tt.do(t, ctx, sb)
 				gone, cancel := context.WithCancel(ctx)
 				cancel()
-				return errors.Join(err, box.Close(gone)) // also after the build was canceled
+				return errors.Join(err, sb.Close(gone)) // also after the build was canceled
 			}}
 			s.cfg.Builder, s.cfg.Policies, s.cfg.Sandboxes = b, free{}, w
 			s.cfg.Exec = exec.New(s.Core, exec.Config{Sandboxes: w, Redactors: w, Tenants: unmetered{}})

@@ -103,7 +103,7 @@ func (svc *Service) startOnce(ctx context.Context, t *store.Template, log io.Wri
 		return "", err
 	}
 	name := "template-" + strings.ToLower(rand.Text()[:12])
-	s, err := svc.cfg.Snapshots.CreateSnapshot(ctx, string(opened.box.ID()), durable.SnapshotRequest{
+	s, err := svc.cfg.Snapshots.CreateSnapshot(ctx, string(opened.sandbox.ID()), durable.SnapshotRequest{
 		Name: name, Memory: true, Labels: map[string]string{durable.LabelTemplate: t.Name, labelTag: t.Tag},
 	})
 	return s.ID, err
@@ -111,7 +111,7 @@ func (svc *Service) startOnce(ctx context.Context, t *store.Template, log io.Wri
 
 // awaitReady runs the start command and waits until it is ready or has failed.
 func awaitReady(ctx context.Context, b buildSandbox, start, ready string, log io.Writer) error {
-	proc, err := b.box.Exec(ctx, sandbox.Command{Shell: start, Background: true})
+	proc, err := b.sandbox.Exec(ctx, sandbox.Command{Shell: start, Background: true})
 	if err != nil {
 		return err
 	}
@@ -180,9 +180,9 @@ func (l *startLog) Write(b []byte) (int, error) {
 func (svc *Service) StartCold(ctx context.Context, id sandbox.ID, t *plan.Template) error {
 	within, cancel := context.WithTimeout(ctx, readyTime)
 	defer cancel()
-	box, err := svc.cfg.Exec.Open(within, string(id))
+	sb, err := svc.cfg.Exec.Open(within, string(id))
 	if err == nil {
-		err = awaitReady(within, buildSandbox{svc, box}, t.Start, t.Ready, io.Discard)
+		err = awaitReady(within, buildSandbox{svc, sb}, t.Start, t.Ready, io.Discard)
 	}
 	if err != nil {
 		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), finalizeTimeout)

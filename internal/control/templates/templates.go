@@ -24,7 +24,7 @@ import (
 
 // Builder builds images in sandboxes.
 type Builder interface {
-	Build(ctx context.Context, boxes template.Boxes, req template.Request) (*template.Result, error)
+	Build(ctx context.Context, sandboxes template.Sandboxes, req template.Request) (*template.Result, error)
 	// Prune removes build steps that no build of the tenant has used since the
 	// time since, and images of the tenant's builds whose digests are not in keep.
 	// It returns the number of bytes freed.

@@ -124,7 +124,7 @@ func TestRequestsEnd(t *testing.T) {
 
 func TestTenants(t *testing.T) {
 	s, owner := open(t, store.Options{})
-	want := operator.Limits{Boxes: 3, ExecRate: 1, ExecBurst: 2}
+	want := operator.Limits{Sandboxes: 3, ExecRate: 1, ExecBurst: 2}
 	made, err := s.CreateTenant(owner, operator.NewTenant{ID: "acme", Limits: want})
 	ok(t, err)
 	if made.ID != "acme" || made.Limits != want {
@@ -141,7 +141,7 @@ func TestTenants(t *testing.T) {
 		"get":    func() error { _, err := s.Tenant(admin, "acme"); return err },
 		"create": func() error { _, err := s.CreateTenant(admin, operator.NewTenant{ID: "mine"}); return err },
 		"update": func() error {
-			_, err := s.UpdateTenant(admin, "acme", operator.TenantChange{Limits: &operator.LimitsChange{Boxes: new(int64(9))}})
+			_, err := s.UpdateTenant(admin, "acme", operator.TenantChange{Limits: &operator.LimitsChange{Sandboxes: new(int64(9))}})
 			return err
 		},
 	} {

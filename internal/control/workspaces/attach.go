@@ -187,7 +187,7 @@ func (s *Service) release(ctx context.Context, a store.Attachment, row store.Wor
 		case sandbox.CodeExhausted, sandbox.CodeInvalid, sandbox.CodeConflict, sandbox.CodeDenied, sandbox.CodeUnsupported:
 			s.Report(ctx, err) // persist has recorded the problem
 		default:
-			s.sandboxes.Unsettled()
+			s.sandboxes.RecheckSoon()
 			return err
 		}
 	}

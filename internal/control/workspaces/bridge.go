@@ -56,8 +56,8 @@ func (s *Service) held(ctx context.Context, id sandbox.ID) ([]store.Held, error)
 
 // Load copies workspaces to a new sandbox, except those that were already
 // copied. It is called before the first command.
-func (s *Service) Load(ctx context.Context, box *engine.Sandbox) error {
-	all, err := s.held(ctx, box.ID())
+func (s *Service) Load(ctx context.Context, sb *engine.Sandbox) error {
+	all, err := s.held(ctx, sb.ID())
 	if err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func (s *Service) Load(ctx context.Context, box *engine.Sandbox) error {
 		if h.Attachment.Bridge != store.Copying {
 			continue
 		}
-		err := s.withWorkspace(ctx, h.Workspace, func(w *workspace.Workspace) error { return s.load(ctx, box, h, w) })
+		err := s.withWorkspace(ctx, h.Workspace, func(w *workspace.Workspace) error { return s.load(ctx, sb, h, w) })
 		if err != nil {
 			return err
 		}
@@ -73,7 +73,7 @@ func (s *Service) Load(ctx context.Context, box *engine.Sandbox) error {
 	return nil
 }
 
-func (s *Service) load(ctx context.Context, box *engine.Sandbox, h store.Held, w *workspace.Workspace) error {
+func (s *Service) load(ctx context.Context, sb *engine.Sandbox, h store.Held, w *workspace.Workspace) error {
 	at, err := s.target(ctx, h)
 	if err != nil {
 		return err
@@ -86,7 +86,7 @@ func (s *Service) load(ctx context.Context, box *engine.Sandbox, h store.Held, w
 	if err != nil {
 		return err
 	}
-	files := box.Files()
+	files := sb.Files()
 	if err := files.Remove(ctx, at, true); err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound {
 		return err
 	}
@@ -110,11 +110,11 @@ func (s *Service) load(ctx context.Context, box *engine.Sandbox, h store.Held, w
 
 // target returns the mount point of a workspace in a sandbox.
 func (s *Service) target(ctx context.Context, h store.Held) (string, error) {
-	box, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, h.Attachment.Sandbox) })
+	sb, err := store.Read(ctx, s.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Operator().Sandbox(ctx, h.Attachment.Sandbox) })
 	if err != nil {
 		return "", err
 	}
-	for _, ref := range box.Spec.Workspaces {
+	for _, ref := range sb.Spec.Workspaces {
 		if ref.Name == h.Workspace.Name {
 			return path.Clean(ref.Target()), nil
 		}
@@ -135,15 +135,15 @@ func (s *Service) fetchLast(ctx context.Context, attached []store.Attachment, ro
 	if last < 0 || attached[last].Bridge != store.Copied {
 		return nil
 	}
-	box, err := s.sandboxes.Running(ctx, attached[last].Sandbox)
-	if err != nil || box == nil {
+	sb, err := s.sandboxes.Running(ctx, attached[last].Sandbox)
+	if err != nil || sb == nil {
 		return err
 	}
 	at, err := s.target(ctx, store.Held{Attachment: attached[last], Workspace: row})
 	if err != nil {
 		return err
 	}
-	return s.trees.Replace(row.ID, func(dir string) error { return fetch(ctx, box.Files(), at, dir) })
+	return s.trees.Replace(row.ID, func(dir string) error { return fetch(ctx, sb.Files(), at, dir) })
 }
 
 // fetch copies a directory of a sandbox to dir, as "tree". A missing directory

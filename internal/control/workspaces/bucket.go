@@ -91,7 +91,7 @@ func (s *Service) flushBucket(ctx context.Context, a store.Attachment, row store
 	err := s.buckets.Flush(ctx, row.ID)
 	problem := ""
 	if err != nil {
-		s.sandboxes.Unsettled()
+		s.sandboxes.RecheckSoon()
 		problem = err.Error()
 	}
 	if problem != row.Problem {

@@ -41,8 +41,8 @@ type Config struct {
 type Sandboxes interface {
 	// Creating reports whether this process is creating a sandbox.
 	Creating(id sandbox.ID) bool
-	// Unsettled requests a reconciliation soon.
-	Unsettled()
+	// RecheckSoon requests a reconciliation soon.
+	RecheckSoon()
 	// Running returns an unguarded handle on a sandbox of any tenant. It is nil if
 	// the sandbox is known not to run.
 	Running(ctx context.Context, id sandbox.ID) (*engine.Sandbox, error)

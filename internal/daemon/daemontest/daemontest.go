@@ -12,7 +12,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	_ "github.com/atoll-run/atoll/internal/guest/early" // the test binary is the guest of provider host, too
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/provider/host"
@@ -38,7 +38,7 @@ func (m *Machine) Options() daemon.Options {
 	if m.Host {
 		return daemon.Options{
 			StateDir: m.Dir,
-			Providers: []registry.Entry{{Name: host.Name, Open: func(h registry.Host) (driver.Provider, error) {
+			Providers: []providerset.Entry{{Name: host.Name, Open: func(h providerset.Host) (driver.Provider, error) {
 				return host.New(host.Options{Dir: h.Dir})
 			}}},
 			Logger: slog.New(slog.DiscardHandler),
@@ -46,7 +46,7 @@ func (m *Machine) Options() daemon.Options {
 	}
 	return daemon.Options{
 		StateDir: m.Dir,
-		Providers: []registry.Entry{{Name: "fake", Open: func(registry.Host) (driver.Provider, error) {
+		Providers: []providerset.Entry{{Name: "fake", Open: func(providerset.Host) (driver.Provider, error) {
 			return fake.New(fake.Options{World: m.World, Fault: m.Fault, Limited: true, SnapshotDir: filepath.Join(m.Dir, "snapshots")}), nil
 		}}},
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),

@@ -15,7 +15,7 @@ import (
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/internal/image"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/statedir"
 )
 
@@ -32,7 +32,7 @@ type Node struct {
 	networks map[bool]func() (*gateway.Gateway, error) // by whether they end with this process
 	// providers have sandboxes that outlive this process, attached have sandboxes
 	// that end with it, and trial is for the conformance suite.
-	providers, attached, trial *registry.Registry
+	providers, attached, trial *providerset.Registry
 
 	mu     sync.Mutex
 	store  *image.Store       // nil until it is open
@@ -41,7 +41,7 @@ type Node struct {
 
 // Open opens the node with the state directory dir, which is created if
 // missing. Empty dir means the user's default. The caller closes the node.
-func Open(dir string, providers []registry.Entry, env func(string) (string, bool)) (*Node, error) {
+func Open(dir string, providers []providerset.Entry, env func(string) (string, bool)) (*Node, error) {
 	dir, err := statedir.Open(dir, env)
 	if err != nil {
 		return nil, err
@@ -64,10 +64,10 @@ func Open(dir string, providers []registry.Entry, env func(string) (string, bool
 		false: sync.OnceValues(func() (*gateway.Gateway, error) { return n.openGateway(false) }),
 	}
 	for _, r := range []struct {
-		registry         **registry.Registry
+		registry         **providerset.Registry
 		attached, bounds bool // sandboxes, or only their gateway, end with this process
 	}{{&n.providers, false, false}, {&n.attached, true, true}, {&n.trial, false, true}} {
-		*r.registry, err = registry.New(func(name string) registry.Host { return n.host(name, r.attached, r.bounds) }, providers...)
+		*r.registry, err = providerset.New(func(name string) providerset.Host { return n.host(name, r.attached, r.bounds) }, providers...)
 		if err != nil {
 			return nil, err
 		}
@@ -76,8 +76,8 @@ func Open(dir string, providers []registry.Entry, env func(string) (string, bool
 }
 
 // host returns the resources of this node for a provider.
-func (n *Node) host(name string, attached, bounds bool) registry.Host {
-	return registry.Host{
+func (n *Node) host(name string, attached, bounds bool) providerset.Host {
+	return providerset.Host{
 		Dir: filepath.Join(n.dir, name), Snapshots: n.snapshots(name), LookupEnv: n.env, Options: n.options[name], Images: n.Images,
 		Network: network{n, bounds}, Attached: attached, Pool: n.pool,
 	}
@@ -108,10 +108,10 @@ func (n *Node) Images() (*image.Store, error) { return n.images() }
 
 // Providers returns the providers whose sandboxes outlive this process. The
 // node closes it.
-func (n *Node) Providers() *registry.Registry { return n.providers }
+func (n *Node) Providers() *providerset.Registry { return n.providers }
 
 // Config returns the configuration of the engine for an open provider.
-func (n *Node) Config(p *registry.Provider) engine.Config {
+func (n *Node) Config(p *providerset.Provider) engine.Config {
 	return engine.Config{Provider: p.Provider, Facts: p.Facts, Images: images{n}, LockNames: n.lockNames}
 }
 
@@ -150,7 +150,7 @@ func (n *Node) Trial(name string) (open func(context.Context) (driver.Provider, 
 // Close closes what was opened. It does not end sandboxes.
 func (n *Node) Close() error {
 	var failed []error
-	for _, r := range []*registry.Registry{n.providers, n.attached, n.trial} {
+	for _, r := range []*providerset.Registry{n.providers, n.attached, n.trial} {
 		failed = append(failed, r.Close())
 	}
 	n.mu.Lock()

@@ -11,7 +11,7 @@ import (
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/engine"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -29,14 +29,14 @@ func env(vars ...string) func(string) (string, bool) {
 	}
 }
 
-func providers(opened *int) []registry.Entry {
+func providers(opened *int) []providerset.Entry {
 	world := new(fake.World)
-	return []registry.Entry{
-		{Name: "fake", Open: func(registry.Host) (driver.Provider, error) {
+	return []providerset.Entry{
+		{Name: "fake", Open: func(providerset.Host) (driver.Provider, error) {
 			*opened++
 			return fake.New(fake.Options{World: world}), nil
 		}},
-		{Name: "broken", Open: func(registry.Host) (driver.Provider, error) { return nil, errors.New("no engine") }},
+		{Name: "broken", Open: func(providerset.Host) (driver.Provider, error) { return nil, errors.New("no engine") }},
 	}
 }
 

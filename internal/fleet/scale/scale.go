@@ -41,10 +41,10 @@ type Options struct {
 
 // Memory of a node and of a sandbox.
 const (
-	nodeMemory = 512 << 30
-	boxMemory  = 256 << 20
-	report     = 5 * time.Second // interval of checks of a node; see package fleet
-	strikes    = 2
+	nodeMemory    = 512 << 30
+	sandboxMemory = 256 << 20
+	report        = 5 * time.Second // interval of checks of a node; see package fleet
+	strikes       = 2
 )
 
 // Result is what was measured.
@@ -64,12 +64,12 @@ type Result struct {
 }
 
 type node struct {
-	name  string
-	zone  int
-	used  int64
-	boxes int // sandboxes there
-	dead  bool
-	gone  bool // given up
+	name      string
+	zone      int
+	used      int64
+	sandboxes int // sandboxes there
+	dead      bool
+	gone      bool // given up
 }
 
 // daemon is a control daemon.
@@ -79,10 +79,10 @@ type daemon struct {
 }
 
 type group struct {
-	name  string
-	lease lease.Lease
-	on    int // node of the sandbox; -1: none
-	box   int // number of the sandbox
+	name    string
+	lease   lease.Lease
+	on      int // node of the sandbox; -1: none
+	sandbox int // number of the sandbox
 }
 
 type event struct {
@@ -183,7 +183,7 @@ func (w *world) watch(d *daemon) {
 
 // place chooses a node, as a daemon remembers them.
 func (w *world) place(d *daemon, weight int) (at int, ok bool) {
-	memory := int64(weight) * boxMemory
+	memory := int64(weight) * sandboxMemory
 	began := time.Now()
 	best, ok := catalog.Best(catalog.Needs{}, func(yield func(catalog.Facts) bool) {
 		for i := range d.facts {
@@ -209,10 +209,10 @@ func (w *world) place(d *daemon, weight int) (at int, ok bool) {
 // put makes sandboxes on a node, unless it is full or dead.
 func (w *world) put(at, weight int) bool {
 	n := &w.nodes[at]
-	if n.dead || n.used+int64(weight)*boxMemory > nodeMemory {
+	if n.dead || n.used+int64(weight)*sandboxMemory > nodeMemory {
 		return false
 	}
-	n.used, n.boxes = n.used+int64(weight)*boxMemory, n.boxes+weight
+	n.used, n.sandboxes = n.used+int64(weight)*sandboxMemory, n.sandboxes+weight
 	return true
 }
 
@@ -245,7 +245,7 @@ func (w *world) imbalance() float64 {
 	most, sum, count := 0, 0, 0
 	for _, n := range w.nodes {
 		if !n.dead {
-			most, sum, count = max(most, n.boxes), sum+n.boxes, count+1
+			most, sum, count = max(most, n.sandboxes), sum+n.sandboxes, count+1
 		}
 	}
 	return float64(most) * float64(count) / float64(sum)
@@ -298,7 +298,7 @@ func (w *world) lose() {
 	for i := range w.nodes {
 		if n := &w.nodes[i]; n.dead {
 			n.gone = true
-			done = w.transact(n.boxes * perGone)
+			done = w.transact(n.sandboxes * perGone)
 		}
 	}
 	w.res.GivenUp = done.Sub(word)
@@ -357,7 +357,7 @@ func (w *world) acquire(g *group) bool {
 func (w *world) manager(g *group) *session.Manager {
 	d := &w.daemons[w.rng.IntN(len(w.daemons))]
 	return session.NewManager(session.Config{
-		Leases: leases{w, g}, Boxes: boxes{w, g, d}, Now: func() time.Time { return w.now },
+		Leases: leases{w, g}, Sandboxes: sandboxes{w, g, d}, Now: func() time.Time { return w.now },
 		Sleep: func(context.Context, time.Duration) error { return errors.ErrUnsupported }, // nobody waits for another
 	})
 }
@@ -385,53 +385,53 @@ func (s leases) Apply(_ context.Context, name string, op lease.Op) (lease.Lease,
 	return l.Clone(), effect, err
 }
 
-// boxes makes the sandbox of a group.
-type boxes struct {
+// sandboxes makes the sandbox of a group.
+type sandboxes struct {
 	w *world
 	g *group
 	d *daemon
 }
 
-func (b boxes) handle() session.Box {
-	return session.Box{ID: sandbox.ID(fmt.Sprint("sb-", b.g.box)), Provider: b.w.nodes[b.g.on].name}
+func (b sandboxes) handle() session.Sandbox {
+	return session.Sandbox{ID: sandbox.ID(fmt.Sprint("sb-", b.g.sandbox)), Provider: b.w.nodes[b.g.on].name}
 }
 
-func (b boxes) Create(context.Context, session.Plan) (session.Box, error) {
+func (b sandboxes) Create(context.Context, session.Plan) (session.Sandbox, error) {
 	at, ok := b.w.place(b.d, b.w.o.Weight)
 	if !ok || !b.w.put(at, b.w.o.Weight) {
-		return session.Box{}, &sandbox.Error{Code: sandbox.CodeExhausted, Message: "the node is full"}
+		return session.Sandbox{}, &sandbox.Error{Code: sandbox.CodeExhausted, Message: "the node is full"}
 	}
 	b.w.made++
-	b.g.on, b.g.box = at, b.w.made
-	b.w.living[b.g.box] = b.g
+	b.g.on, b.g.sandbox = at, b.w.made
+	b.w.living[b.g.sandbox] = b.g
 	return b.handle(), nil
 }
 
-func (b boxes) Find(context.Context, session.Plan) (session.Box, error) {
-	return session.Box{}, &sandbox.Error{Code: sandbox.CodeNotFound}
+func (b sandboxes) Find(context.Context, session.Plan) (session.Sandbox, error) {
+	return session.Sandbox{}, &sandbox.Error{Code: sandbox.CodeNotFound}
 }
 
-func (b boxes) Resume(_ context.Context, e durable.Envelope) (session.Box, durable.Outcome, bool, error) {
+func (b sandboxes) Resume(_ context.Context, e durable.Envelope) (session.Sandbox, durable.Outcome, bool, error) {
 	switch n := &b.w.nodes[b.g.on]; {
 	case n.gone: // recorded; it ends if the node comes back
-		delete(b.w.living, b.g.box)
-		return session.Box{}, "", false, &sandbox.Error{Code: sandbox.CodeGone, Subject: e.Box, Message: "its node was given up"}
+		delete(b.w.living, b.g.sandbox)
+		return session.Sandbox{}, "", false, &sandbox.Error{Code: sandbox.CodeGone, Subject: e.Sandbox, Message: "its node was given up"}
 	case n.dead:
-		return session.Box{}, "", false, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "its node does not answer"}
+		return session.Sandbox{}, "", false, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "its node does not answer"}
 	}
 	return b.handle(), durable.OutcomeAttached, false, nil
 }
 
-func (b boxes) Probe(context.Context, session.Box) error { return nil }
+func (b sandboxes) Probe(context.Context, session.Sandbox) error { return nil }
 
-func (b boxes) Hydrate(_ context.Context, box session.Box, _ durable.Envelope) (session.Box, durable.ReceiptFrom, []string, error) {
-	return box, durable.ReceiptFrom{}, nil, nil
+func (b sandboxes) Hydrate(_ context.Context, sb session.Sandbox, _ durable.Envelope) (session.Sandbox, durable.ReceiptFrom, []string, error) {
+	return sb, durable.ReceiptFrom{}, nil, nil
 }
 
-func (b boxes) Capture(_ context.Context, _ session.Box, e durable.Envelope) (durable.Envelope, error) {
+func (b sandboxes) Capture(_ context.Context, _ session.Sandbox, e durable.Envelope) (durable.Envelope, error) {
 	return e, nil
 }
-func (b boxes) Discard(context.Context, durable.Envelope) error { return nil }
-func (b boxes) Pause(context.Context, session.Box) error        { return nil }
-func (b boxes) Delete(context.Context, session.Box) error       { return nil }
-func (b boxes) Permanent(context.Context, string) bool          { return false }
+func (b sandboxes) Discard(context.Context, durable.Envelope) error { return nil }
+func (b sandboxes) Pause(context.Context, session.Sandbox) error    { return nil }
+func (b sandboxes) Delete(context.Context, session.Sandbox) error   { return nil }
+func (b sandboxes) Permanent(context.Context, string) bool          { return false }

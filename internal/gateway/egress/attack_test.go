@@ -13,7 +13,7 @@ import (
 
 	"gvisor.dev/gvisor/pkg/tcpip"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -58,15 +58,15 @@ func TestAttackDeniedNameOnAnyPort(t *testing.T) {
 		{"no TLS", 2222, []byte("SSH-2.0-x\r\n"), true},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r, err := newRuling(wire.Policy{Profile: sandbox.Profile{
+			r, err := newActivePolicy(messages.Policy{Profile: sandbox.Profile{
 				Default: sandbox.Allow, Rules: []sandbox.Rule{{Action: sandbox.Deny, Hosts: []string{"denied.test:*"}}},
 			}}, policy.Operator{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			b := testBox(t)
+			b := testSandbox(t)
 			events := make(chan Event, 8)
-			b.flows, b.teller = map[*flow]struct{}{}, newTeller(func(e Event) { events <- e })
+			b.flows, b.eventReporter = map[*flow]struct{}{}, newEventReporter(func(e Event) { events <- e })
 			b.policy.Store(r)
 			b.life, b.stop = context.WithCancel(t.Context())
 			defer b.stop()
@@ -97,7 +97,7 @@ func TestAttackDeniedNameOnAnyPort(t *testing.T) {
 				t.Fatal("it never ends")
 			}
 			<-ran
-			if e := <-events; (e.Verdict == wire.Allowed) != tt.pass || !tt.pass && strings.Contains(string(tt.say), "denied") && !strings.Contains(e.Reason, "denied by rule 1") {
+			if e := <-events; (e.Verdict == messages.Allowed) != tt.pass || !tt.pass && strings.Contains(string(tt.say), "denied") && !strings.Contains(e.Reason, "denied by rule 1") {
 				t.Errorf("the event is %+v", e)
 			}
 		})

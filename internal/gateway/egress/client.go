@@ -18,7 +18,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/internal/policy"
 )
 
@@ -49,7 +49,7 @@ func NewClient(file *os.File) (*Client, error) {
 	})
 	failed := setTCP(c.stack, window)
 	failed = append(failed, asError(c.stack.CreateNIC(nic, link)))
-	for _, a := range []netip.Addr{wire.Address, wire.Address6} {
+	for _, a := range []netip.Addr{messages.Address, messages.Address6} {
 		failed = append(failed, asError(c.stack.AddProtocolAddress(nic, protocolAddress(a), stack.AddressProperties{})))
 	}
 	c.stack.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: nic}, {Destination: header.IPv6EmptySubnet, NIC: nic}})
@@ -117,7 +117,7 @@ func (c *Client) lookup(ctx context.Context, name string) (netip.Addr, error) {
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	conn, err := gonet.DialUDP(c.stack, nil, fullAddress(wire.Gateway, dnsPort), ipv4.ProtocolNumber)
+	conn, err := gonet.DialUDP(c.stack, nil, fullAddress(messages.Gateway, dnsPort), ipv4.ProtocolNumber)
 	if err != nil {
 		return netip.Addr{}, err
 	}

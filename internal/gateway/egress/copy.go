@@ -6,7 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 )
 
 // Buffer sizes in bytes. Idle or slow flows have a small buffer in each
@@ -15,7 +15,7 @@ const (
 	smallBuffer  = 2 << 10
 	mediumBuffer = 16 << 10
 	// A multiple of a packet's payload, so that packets to the sandbox are full.
-	largeBuffer = 4 * (wire.MTU - 52)
+	largeBuffer = 4 * (messages.MTU - 52)
 )
 
 // maxLarge is the number of large buffers in use at once, for all sandboxes.

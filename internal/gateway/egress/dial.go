@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/net/proxy"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -30,7 +30,7 @@ var errNoAddress = errors.New("the name has no address")
 
 // dialer opens outgoing connections for all sandboxes.
 type dialer struct {
-	settings wire.Settings
+	settings messages.Settings
 	resolver *net.Resolver
 	direct   net.Dialer
 	proxy    *url.URL
@@ -39,7 +39,7 @@ type dialer struct {
 	tunnel func(ctx context.Context, to string) (net.Conn, error)
 }
 
-func newDialer(s wire.Settings) (*dialer, error) {
+func newDialer(s messages.Settings) (*dialer, error) {
 	d := &dialer{settings: s, direct: net.Dialer{KeepAlive: 60 * time.Second}}
 	d.resolver = &net.Resolver{PreferGo: true, Dial: d.dialNameserver}
 	if s.Proxy == "" {

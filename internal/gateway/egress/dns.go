@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/net/dns/dnsmessage"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/internal/policy"
 )
 
@@ -28,7 +28,7 @@ const (
 var errNotAQuery = errors.New("not a query")
 
 // serveDNS answers datagrams until the stack is closed.
-func (b *box) serveDNS(conn net.PacketConn) {
+func (b *attachment) serveDNS(conn net.PacketConn) {
 	buf := make([]byte, maxDNS)
 	for {
 		n, from, err := conn.ReadFrom(buf)
@@ -47,7 +47,7 @@ func (b *box) serveDNS(conn net.PacketConn) {
 }
 
 // serveDNSTCP answers the queries of one connection and closes it.
-func (b *box) serveDNSTCP(conn net.Conn) {
+func (b *attachment) serveDNSTCP(conn net.Conn) {
 	defer conn.Close()
 	for range maxDNSTCP {
 		_ = conn.SetDeadline(time.Now().Add(dnsIdle))
@@ -71,7 +71,7 @@ func (b *box) serveDNSTCP(conn net.Conn) {
 
 // answerDNS answers a query without any outgoing query. A name that some rule
 // can match gets a synthetic address; other names do not exist.
-func (b *box) answerDNS(query []byte) ([]byte, error) {
+func (b *attachment) answerDNS(query []byte) ([]byte, error) {
 	var p dnsmessage.Parser
 	head, err := p.Start(query)
 	if err != nil || head.Response {
@@ -95,14 +95,14 @@ func (b *box) answerDNS(query []byte) ([]byte, error) {
 }
 
 // lookup returns the record of a question.
-func (b *box) lookup(q dnsmessage.Question) (dnsmessage.RCode, dnsmessage.ResourceBody) {
+func (b *attachment) lookup(q dnsmessage.Question) (dnsmessage.RCode, dnsmessage.ResourceBody) {
 	asked := q.Name.String()
 	if q.Type == dnsmessage.TypePTR {
 		return b.lookupPTR(asked)
 	}
 	host, err := policy.ParseHost(asked)
 	if err != nil || host.Name == "" || !b.policy.Load().CanResolve(host.Name) {
-		b.tell(Event{Verdict: wire.Denied, Kind: "dns", Host: printable(asked), Reason: "no rule allows this name"})
+		b.tell(Event{Verdict: messages.Denied, Kind: "dns", Host: printable(asked), Reason: "no rule allows this name"})
 		return dnsmessage.RCodeNameError, nil
 	}
 	if q.Type != dnsmessage.TypeA {
@@ -113,14 +113,14 @@ func (b *box) lookup(q dnsmessage.Question) (dnsmessage.RCode, dnsmessage.Resour
 	}
 	a, ok := b.names.addr(host.Name)
 	if !ok {
-		b.tell(Event{Verdict: wire.Limited, Kind: "dns", Host: host.Name, Reason: "the sandbox has looked up too many names"})
+		b.tell(Event{Verdict: messages.Limited, Kind: "dns", Host: host.Name, Reason: "the sandbox has looked up too many names"})
 		return dnsmessage.RCodeServerFailure, nil
 	}
 	return dnsmessage.RCodeSuccess, &dnsmessage.AResource{A: a.As4()}
 }
 
 // lookupPTR returns the name behind a synthetic address.
-func (b *box) lookupPTR(asked string) (dnsmessage.RCode, dnsmessage.ResourceBody) {
+func (b *attachment) lookupPTR(asked string) (dnsmessage.RCode, dnsmessage.ResourceBody) {
 	reversed, ok := strings.CutSuffix(strings.ToLower(strings.TrimSuffix(asked, ".")), reverseTop)
 	if !ok {
 		return dnsmessage.RCodeNameError, nil

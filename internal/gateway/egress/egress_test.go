@@ -16,7 +16,7 @@ import (
 	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/sys/unix"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -28,15 +28,15 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("gvisor.dev/gvisor/pkg/tcpip/link/fdbased.(*processor).start"))
 }
 
-// testBox is a sandbox without a link. Its policy allows names below sub.test.
-func testBox(tb testing.TB) *box {
+// testSandbox is a sandbox without a link. Its policy allows names below sub.test.
+func testSandbox(tb testing.TB) *attachment {
 	tb.Helper()
-	p := wire.Policy{Profile: sandbox.Profile{Rules: []sandbox.Rule{{Action: sandbox.Allow, Hosts: []string{"good.test", "*.sub.test"}}}}}
-	r, err := newRuling(p, policy.Operator{})
+	p := messages.Policy{Profile: sandbox.Profile{Rules: []sandbox.Rule{{Action: sandbox.Allow, Hosts: []string{"good.test", "*.sub.test"}}}}}
+	r, err := newActivePolicy(p, policy.Operator{})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	b := &box{teller: newTeller(func(Event) {})}
+	b := &attachment{eventReporter: newEventReporter(func(Event) {})}
 	b.names = newNames(nil, func(string, uint16) {})
 	b.policy.Store(r)
 	return b
@@ -62,7 +62,7 @@ func FuzzDNS(f *testing.F) {
 	f.Add(query(f, "a.sub.test.", dnsmessage.TypeTXT))
 	f.Add(query(f, "1.0.19.198.in-addr.arpa.", dnsmessage.TypePTR))
 	f.Add([]byte("\x00\x07\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\xc0\x0c\x00\x01\x00\x01"))
-	b := testBox(f)
+	b := testSandbox(f)
 	f.Fuzz(func(t *testing.T, in []byte) {
 		out, err := b.answerDNS(in)
 		if err != nil {
@@ -79,7 +79,7 @@ func FuzzDNS(f *testing.F) {
 			switch r := a.Body.(type) {
 			case *dnsmessage.AResource:
 				name := strings.TrimSuffix(strings.ToLower(a.Header.Name.String()), ".")
-				if name != "good.test" && !strings.HasSuffix(name, ".sub.test") || !wire.Synthetic.Contains(netip.AddrFrom4(r.A)) {
+				if name != "good.test" && !strings.HasSuffix(name, ".sub.test") || !messages.Synthetic.Contains(netip.AddrFrom4(r.A)) {
 					t.Fatalf("%q has %v", name, r.A)
 				}
 			case *dnsmessage.PTRResource:
@@ -152,7 +152,7 @@ func TestNames(t *testing.T) {
 	}
 	for range 3 {
 		odd.next = 65535
-		if a, _ := odd.addr("next" + itoa(len(odd.byName)) + ".test"); a == wire.SyntheticAddr(65535) || a == wire.SyntheticAddr(0) {
+		if a, _ := odd.addr("next" + itoa(len(odd.byName)) + ".test"); a == messages.SyntheticAddr(65535) || a == messages.SyntheticAddr(0) {
 			t.Errorf("%v was given twice", a)
 		}
 	}
@@ -180,7 +180,7 @@ func itoa(n int) string {
 func TestEventsAreBounded(t *testing.T) {
 	var mu sync.Mutex
 	var got []Event
-	tell := newTeller(func(e Event) {
+	tell := newEventReporter(func(e Event) {
 		mu.Lock()
 		defer mu.Unlock()
 		got = append(got, e)

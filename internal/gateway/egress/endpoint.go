@@ -13,7 +13,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 )
 
 // smallPacket is the size up to which copying a packet is cheaper than passing
@@ -68,7 +68,7 @@ func newEndpoint(f *os.File, ethernet bool, filter func([]byte) bool) (*endpoint
 		polled.Close()
 		return nil, err
 	}
-	return &endpoint{f: polled, raw: raw, filter: filter, ethernet: ethernet, mtu: wire.MTU, ended: make(chan struct{})}, nil
+	return &endpoint{f: polled, raw: raw, filter: filter, ethernet: ethernet, mtu: messages.MTU, ended: make(chan struct{})}, nil
 }
 
 // Attach sets the receiver of packets. Nil removes it.
@@ -98,7 +98,7 @@ func (e *endpoint) begin() {
 // read delivers packets until one of the ends is closed.
 func (e *endpoint) read(d stack.NetworkDispatcher) {
 	defer close(e.ended)
-	view := buffer.NewViewSize(wire.MTU)
+	view := buffer.NewViewSize(messages.MTU)
 	defer func() { view.Release() }()
 	for {
 		n, err := e.receive(view.AsSlice())
@@ -118,7 +118,7 @@ func (e *endpoint) read(d stack.NetworkDispatcher) {
 			payload = buffer.NewViewWithData(pkt)
 		} else {
 			payload.CapLength(n)
-			view = buffer.NewViewSize(wire.MTU)
+			view = buffer.NewViewSize(messages.MTU)
 		}
 		p := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithView(payload)})
 		// The other side sends no checksums, since a local socket cannot corrupt
@@ -160,7 +160,7 @@ func (e *endpoint) receive(b []byte) (n int, err error) {
 func frameHead(proto tcpip.NetworkProtocolNumber) []byte {
 	b := make([]byte, header.EthernetMinimumSize)
 	header.Ethernet(b).Encode(&header.EthernetFields{
-		SrcAddr: tcpip.LinkAddress(wire.EthernetGateway[:]), DstAddr: tcpip.LinkAddress(wire.EthernetAddress[:]), Type: proto,
+		SrcAddr: tcpip.LinkAddress(messages.EthernetGateway[:]), DstAddr: tcpip.LinkAddress(messages.EthernetAddress[:]), Type: proto,
 	})
 	return b
 }
@@ -211,7 +211,7 @@ func (e *endpoint) send(iovs [][]byte) (err error) {
 }
 
 // MTU returns the maximum packet size.
-func (e *endpoint) MTU() uint32 { return wire.MTU }
+func (e *endpoint) MTU() uint32 { return messages.MTU }
 
 // SetMTU does nothing: the MTU is fixed.
 func (e *endpoint) SetMTU(uint32) {}

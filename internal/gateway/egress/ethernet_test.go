@@ -10,7 +10,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 )
 
 // received passes on the packets of an endpoint.
@@ -44,7 +44,7 @@ func TestEthernet(t *testing.T) {
 	head := make([]byte, header.EthernetMinimumSize)
 	frame := func(typ tcpip.NetworkProtocolNumber, packet string) []byte {
 		header.Ethernet(head).Encode(&header.EthernetFields{
-			SrcAddr: tcpip.LinkAddress(wire.EthernetAddress[:]), DstAddr: tcpip.LinkAddress(wire.EthernetGateway[:]), Type: typ,
+			SrcAddr: tcpip.LinkAddress(messages.EthernetAddress[:]), DstAddr: tcpip.LinkAddress(messages.EthernetGateway[:]), Type: typ,
 		})
 		return append(head[:len(head):len(head)], packet...)
 	}
@@ -76,7 +76,7 @@ func TestEthernet(t *testing.T) {
 		t.Fatal(n, err)
 	}
 	got := header.Ethernet(b[:n])
-	if string(b[len(head):n]) != four || got.Type() != header.IPv4ProtocolNumber || got.DestinationAddress() != tcpip.LinkAddress(wire.EthernetAddress[:]) {
+	if string(b[len(head):n]) != four || got.Type() != header.IPv4ProtocolNumber || got.DestinationAddress() != tcpip.LinkAddress(messages.EthernetAddress[:]) {
 		t.Errorf("the machine got %q", b[:n])
 	}
 }

@@ -6,11 +6,11 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 )
 
 // Event is one decision.
-type Event = wire.Event
+type Event = messages.Event
 
 // Limits on the events of one sandbox, because a sandbox can cause any number.
 const (
@@ -18,8 +18,8 @@ const (
 	eventBurst      = 200
 )
 
-// teller reports events up to a rate limit, and counts the dropped ones.
-type teller struct {
+// eventReporter reports events up to a rate limit, and counts the dropped ones.
+type eventReporter struct {
 	send  func(Event)
 	limit *rate.Limiter
 
@@ -27,11 +27,11 @@ type teller struct {
 	missed int
 }
 
-func newTeller(send func(Event)) *teller {
-	return &teller{send: send, limit: rate.NewLimiter(eventsPerSecond, eventBurst)}
+func newEventReporter(send func(Event)) *eventReporter {
+	return &eventReporter{send: send, limit: rate.NewLimiter(eventsPerSecond, eventBurst)}
 }
 
-func (t *teller) tell(e Event) {
+func (t *eventReporter) tell(e Event) {
 	if e.Time.IsZero() {
 		e.Time = time.Now().UTC()
 	}

@@ -10,7 +10,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 )
 
 // broadcast is the IPv4 broadcast address.
@@ -20,7 +20,7 @@ var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 // every destination address, so it would answer pings to all of them; screen
 // lets only pings to the gateway pass. Other packets that may not leave get an
 // ICMP "prohibited" reply, so that the sender does not wait for a timeout.
-func (b *box) screen(pkt []byte) bool {
+func (b *attachment) screen(pkt []byte) bool {
 	dst, proto, ok := destination(pkt)
 	if !ok {
 		return false
@@ -35,11 +35,11 @@ func (b *box) screen(pkt []byte) bool {
 		b.noteUDP(pkt, dst)
 		return true
 	case control(pkt): // ICMP of the other IP version is treated as an unknown protocol
-		if dst == wire.Gateway || dst == wire.Gateway6 || !echo(pkt) {
+		if dst == messages.Gateway || dst == messages.Gateway6 || !echo(pkt) {
 			return true
 		}
 	}
-	b.tell(Event{Verdict: wire.Denied, Kind: kindOf(proto), Addr: dst, Reason: "only TCP leaves a sandbox"})
+	b.tell(Event{Verdict: messages.Denied, Kind: kindOf(proto), Addr: dst, Reason: "only TCP leaves a sandbox"})
 	if answer := prohibited(pkt); answer != nil {
 		_ = b.link.send([][]byte{answer})
 	}
@@ -50,7 +50,7 @@ func (b *box) screen(pkt []byte) bool {
 // port. Until the stack has removed the old connection, the new SYN would be
 // delivered to it. The stack itself would then look for a listener, and drop
 // the packet because there is none.
-func (b *box) makeRoom(pkt []byte) {
+func (b *attachment) makeRoom(pkt []byte) {
 	id, number, ok := beginning(pkt)
 	if !ok {
 		return
@@ -158,7 +158,7 @@ func prohibited4(ip header.IPv4) []byte {
 	h := header.IPv4(out)
 	h.Encode(&header.IPv4Fields{
 		TotalLength: uint16(len(out)), TTL: 64, Protocol: uint8(header.ICMPv4ProtocolNumber),
-		SrcAddr: tcpip.AddrFrom4(wire.Gateway.As4()), DstAddr: ip.SourceAddress(),
+		SrcAddr: tcpip.AddrFrom4(messages.Gateway.As4()), DstAddr: ip.SourceAddress(),
 	})
 	h.SetChecksum(^h.CalculateChecksum())
 	return out
@@ -168,7 +168,7 @@ func prohibited6(ip header.IPv6) []byte {
 	const adminProhibited = 1
 	quoted := ip[:min(len(ip), header.IPv6MinimumMTU-header.IPv6MinimumSize-header.ICMPv6MinimumSize)]
 	out := make([]byte, header.IPv6MinimumSize+header.ICMPv6MinimumSize+len(quoted))
-	src, dst := tcpip.AddrFrom16(wire.Gateway6.As16()), ip.SourceAddress()
+	src, dst := tcpip.AddrFrom16(messages.Gateway6.As16()), ip.SourceAddress()
 	message := header.ICMPv6(out[header.IPv6MinimumSize:])
 	message.SetType(header.ICMPv6DstUnreachable)
 	message.SetCode(adminProhibited)
@@ -183,7 +183,7 @@ func prohibited6(ip header.IPv6) []byte {
 
 // noteUDP records a dropped datagram. The stack answers it with "port
 // unreachable", so that QUIC clients fall back to TCP immediately.
-func (b *box) noteUDP(pkt []byte, dst netip.Addr) {
+func (b *attachment) noteUDP(pkt []byte, dst netip.Addr) {
 	off := header.IPv6MinimumSize
 	if header.IPVersion(pkt) == header.IPv4Version {
 		off = int(header.IPv4(pkt).HeaderLength())
@@ -192,11 +192,11 @@ func (b *box) noteUDP(pkt []byte, dst netip.Addr) {
 		return
 	}
 	port := binary.BigEndian.Uint16(pkt[off+2:])
-	if (dst == wire.Gateway || dst == wire.Gateway6) && port == dnsPort {
+	if (dst == messages.Gateway || dst == messages.Gateway6) && port == dnsPort {
 		return
 	}
 	host, _ := b.names.name(dst)
-	b.tell(Event{Verdict: wire.Denied, Kind: "udp", Host: host, Addr: dst, Port: port, Reason: "only TCP leaves a sandbox"})
+	b.tell(Event{Verdict: messages.Denied, Kind: "udp", Host: host, Addr: dst, Port: port, Reason: "only TCP leaves a sandbox"})
 }
 
 func addrFrom(a tcpip.Address) netip.Addr {

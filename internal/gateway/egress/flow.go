@@ -16,7 +16,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/waiter"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/internal/policy"
 )
 
@@ -38,11 +38,11 @@ func (t target) flow() policy.Flow {
 
 // flow is one connection from a sandbox.
 type flow struct {
-	b      *box
+	b      *attachment
 	target target
 	addr   netip.Addr // the real address; unknown if a proxy looks up names
 	kind   string
-	ruling *ruling
+	ruling *activePolicy
 	d      policy.Decision
 	usage  *usage
 
@@ -62,10 +62,10 @@ type flow struct {
 
 // open decides about a connection, dials, and only then accepts it. A
 // connection that is refused or fails is reset immediately.
-func (b *box) open(r *tcp.ForwarderRequest) {
+func (b *attachment) open(r *tcp.ForwarderRequest) {
 	id := r.ID()
 	dst := addrFrom(id.LocalAddress).Unmap()
-	if dst == wire.Gateway || dst == wire.Gateway6 {
+	if dst == messages.Gateway || dst == messages.Gateway6 {
 		b.openOwn(r, id.LocalPort)
 		return
 	}
@@ -92,9 +92,9 @@ func (b *box) open(r *tcp.ForwarderRequest) {
 }
 
 // openOwn serves the gateway's own address, which offers DNS.
-func (b *box) openOwn(r *tcp.ForwarderRequest, port uint16) {
+func (b *attachment) openOwn(r *tcp.ForwarderRequest, port uint16) {
 	if port != dnsPort {
-		b.tell(Event{Verdict: wire.Denied, Kind: "tcp", Addr: wire.Gateway, Port: port, Why: string(policy.OwnPort), Reason: "the gateway offers nothing but DNS"})
+		b.tell(Event{Verdict: messages.Denied, Kind: "tcp", Addr: messages.Gateway, Port: port, Why: string(policy.OwnPort), Reason: "the gateway offers nothing but DNS"})
 		r.Complete(true)
 		return
 	}
@@ -108,7 +108,7 @@ func (b *box) openOwn(r *tcp.ForwarderRequest, port uint16) {
 }
 
 // accept completes the handshake.
-func (b *box) accept(r *tcp.ForwarderRequest) (*sandboxConn, error) {
+func (b *attachment) accept(r *tcp.ForwarderRequest) (*sandboxConn, error) {
 	var wq waiter.Queue
 	ep, terr := r.CreateEndpoint(&wq)
 	r.Complete(terr != nil)
@@ -135,9 +135,9 @@ type sandboxConn struct {
 
 // newFlow decides about a connection before any lookup. It returns nil if the
 // connection is refused.
-func (b *box) newFlow(dst netip.Addr, port uint16) *flow {
+func (b *attachment) newFlow(dst netip.Addr, port uint16) *flow {
 	f := &flow{b: b, target: target{host: policy.Host{Addr: dst}, port: port}, kind: "tcp", ruling: b.policy.Load()}
-	if wire.Synthetic.Contains(dst) {
+	if messages.Synthetic.Contains(dst) {
 		name, ok := b.names.name(dst)
 		if !ok {
 			f.addr = dst
@@ -243,7 +243,7 @@ func (f *flow) unreachable(err error) {
 		f.refused(no.Decision)
 		return
 	}
-	e := f.event(wire.Failed, f.d)
+	e := f.event(messages.Failed, f.d)
 	e.Reason = dialReason(err)
 	f.b.tell(e)
 }
@@ -398,8 +398,8 @@ func (f *flow) end() {
 	f.b.release(f)
 }
 
-// meant returns the address that the flow is known to lead to.
-func (f *flow) meant() netip.Addr {
+// destination returns the address that the flow is known to lead to.
+func (f *flow) destination() netip.Addr {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.addr
@@ -419,9 +419,9 @@ func (f *flow) whenEnded(stop func()) {
 // finish reports a flow that has ended.
 func (f *flow) finish() {
 	f.end()
-	e := f.event(wire.Allowed, f.d)
+	e := f.event(messages.Allowed, f.d)
 	if why := f.why.Load(); why != nil {
-		e.Verdict, e.Reason = wire.Denied, *why
+		e.Verdict, e.Reason = messages.Denied, *why
 	}
 	f.b.tell(e)
 }
@@ -462,21 +462,21 @@ func (f *flow) deny(d policy.Decision) {
 
 // refused reports a refusal.
 func (f *flow) refused(d policy.Decision) {
-	f.b.tell(f.event(wire.Denied, d))
+	f.b.tell(f.event(messages.Denied, d))
 }
 
 func (f *flow) limited(reason string) {
-	e := f.event(wire.Limited, f.d)
+	e := f.event(messages.Limited, f.d)
 	e.Why, e.Reason = string(policy.Limited), reason
 	f.b.tell(e)
 }
 
-func (f *flow) event(v wire.Verdict, d policy.Decision) Event {
+func (f *flow) event(v messages.Verdict, d policy.Decision) Event {
 	e := Event{
 		Verdict: v, Kind: f.kind, Rule: d.Rule, Why: string(d.Reason), Host: f.target.host.Name,
 		Addr: f.addr, Port: f.target.port, Sent: f.sent.Load(), Got: f.got.Load(),
 	}
-	if v == wire.Denied {
+	if v == messages.Denied {
 		e.Reason = d.Message()
 	}
 	return e

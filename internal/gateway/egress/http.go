@@ -11,7 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 )
 
 const (
@@ -26,7 +26,7 @@ var silent = log.New(io.Discard, "", 0) //nolint:forbidigo // the type that net/
 // httpServer serves the connections of one sandbox for which each request is
 // decided.
 type httpServer struct {
-	b        *box
+	b        *attachment
 	server   *http.Server
 	conns    chan net.Conn
 	closed   chan struct{}
@@ -35,7 +35,7 @@ type httpServer struct {
 	sessions tls.ClientSessionCache // of this sandbox only
 }
 
-func newHTTPServer(b *box) *httpServer {
+func newHTTPServer(b *attachment) *httpServer {
 	s := &httpServer{b: b, conns: make(chan net.Conn), closed: make(chan struct{}), sessions: tls.NewLRUClientSessionCache(64)}
 	s.tls = &tls.Config{
 		MinVersion: tls.VersionTLS12,
@@ -131,7 +131,7 @@ func (f *flow) terminate(in net.Conn) {
 	if err := c.HandshakeContext(ctx); err != nil {
 		d := f.d
 		d.Detail = "the TLS client did not accept the gateway's certificate, which is installed as trusted in the sandbox: does the client pin certificates?"
-		e := f.event(wire.Failed, d)
+		e := f.event(messages.Failed, d)
 		e.Reason = d.Detail
 		f.b.tell(e)
 		f.reset()
@@ -163,7 +163,7 @@ func (f *flow) upstream(secure bool) {
 	}
 	if secure {
 		t.TLSClientConfig = &tls.Config{
-			MinVersion: tls.VersionTLS12, ServerName: f.target.host.String(), RootCAs: f.b.world.Load().roots, ClientSessionCache: f.b.http.sessions,
+			MinVersion: tls.VersionTLS12, ServerName: f.target.host.String(), RootCAs: f.b.outgoing.Load().roots, ClientSessionCache: f.b.http.sessions,
 		}
 	}
 	f.proxy = &httputil.ReverseProxy{

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -108,7 +108,7 @@ func through(tb testing.TB, in []byte) (answer []byte, seen []*http.Request, all
 	stop := connect(tb, inside, up, func(e Event) {
 		mu.Lock()
 		defer mu.Unlock()
-		if e.Kind == "http" && (e.Verdict == wire.Allowed || e.Verdict == wire.Failed) && e.Method != "" {
+		if e.Kind == "http" && (e.Verdict == messages.Allowed || e.Verdict == messages.Failed) && e.Method != "" {
 			allowed++
 		}
 	})
@@ -130,21 +130,21 @@ func through(tb testing.TB, in []byte) (answer []byte, seen []*http.Request, all
 // handler. tell gets the events. The caller calls stop, once or more.
 func connect(tb testing.TB, inside net.Conn, handler http.Handler, tell func(Event)) (stop func()) {
 	tb.Helper()
-	r, err := newRuling(wire.Policy{Profile: sandbox.Profile{Rules: []sandbox.Rule{{
+	r, err := newActivePolicy(messages.Policy{Profile: sandbox.Profile{Rules: []sandbox.Rule{{
 		Action: sandbox.Allow, Hosts: []string{"good.test"}, Paths: []string{"/ok/**"}, Methods: []string{"GET", "POST"},
 	}}}}, policy.Operator{})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	b := testBox(tb)
+	b := testSandbox(tb)
 	b.flows = map[*flow]struct{}{}
-	b.teller = newTeller(tell)
+	b.eventReporter = newEventReporter(tell)
 	b.policy.Store(r)
-	w, err := newWorld(wire.Settings{}, nil)
+	w, err := newOutgoing(messages.Settings{}, nil)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	b.world.Store(w)
+	b.outgoing.Store(w)
 	b.life, b.stop = context.WithCancel(context.Background())
 	b.http = newHTTPServer(b)
 	server := &http.Server{Handler: handler}

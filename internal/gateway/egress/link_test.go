@@ -19,7 +19,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -37,8 +37,8 @@ func testLink(tb testing.TB, p *Links, id sandbox.ID) *wireEnd {
 	tb.Helper()
 	ours, theirs := packetPair(tb)
 	key, cert := testAuthority(tb)
-	err := p.Add(id, wire.Add{
-		Policy: wire.Policy{Profile: sandbox.Profile{Rules: []sandbox.Rule{{Action: sandbox.Allow, Hosts: []string{"good.test"}}}}},
+	err := p.Add(id, messages.Add{
+		Policy: messages.Policy{Profile: sandbox.Profile{Rules: []sandbox.Rule{{Action: sandbox.Allow, Hosts: []string{"good.test"}}}}},
 		CACert: cert, CAKey: key,
 	}, ours)
 	if err != nil {
@@ -50,7 +50,7 @@ func testLink(tb testing.TB, p *Links, id sandbox.ID) *wireEnd {
 
 func testLinks(tb testing.TB) *Links {
 	tb.Helper()
-	p, err := NewLinks(wire.Settings{}, Hooks{Event: func(sandbox.ID, Event) {}, Named: func(sandbox.ID, string, uint16) {}, Ended: func(sandbox.ID) {}})
+	p, err := NewLinks(messages.Settings{}, Hooks{Event: func(sandbox.ID, Event) {}, Named: func(sandbox.ID, string, uint16) {}, Ended: func(sandbox.ID) {}})
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -66,7 +66,7 @@ func (e *wireEnd) send(pkt []byte) {
 		switch {
 		case err == nil, len(pkt) == 0:
 			return
-		case len(pkt) > wire.MTU:
+		case len(pkt) > messages.MTU:
 			return // it does not fit into the socket
 		}
 		e.tb.Fatal(err)
@@ -79,8 +79,8 @@ func (e *wireEnd) alive() {
 	e.id++
 	q := query(e.tb, "good.test.", dnsmessage.TypeA)
 	binary.BigEndian.PutUint16(q, e.id)
-	e.send(datagram(wire.Address, wire.Gateway, 40000, dnsPort, q))
-	buf := make([]byte, wire.MTU)
+	e.send(datagram(messages.Address, messages.Gateway, 40000, dnsPort, q))
+	buf := make([]byte, messages.MTU)
 	for {
 		n, err := e.f.Read(buf)
 		if err != nil {
@@ -117,8 +117,8 @@ func syn(dst netip.Addr, from, to uint16, options []byte) []byte {
 	tcp := header.TCP(out[header.IPv4MinimumSize:])
 	tcp.Encode(&header.TCPFields{SrcPort: from, DstPort: to, SeqNum: rand.Uint32(), DataOffset: uint8(header.TCPMinimumSize + len(options)), Flags: header.TCPFlagSyn, WindowSize: 65535})
 	copy(tcp[header.TCPMinimumSize:], options)
-	encode4(out, wire.Address, dst, uint8(header.TCPProtocolNumber))
-	sum := header.PseudoHeaderChecksum(header.TCPProtocolNumber, tcpip.AddrFrom4(wire.Address.As4()), tcpip.AddrFrom4(dst.As4()), uint16(len(tcp)))
+	encode4(out, messages.Address, dst, uint8(header.TCPProtocolNumber))
+	sum := header.PseudoHeaderChecksum(header.TCPProtocolNumber, tcpip.AddrFrom4(messages.Address.As4()), tcpip.AddrFrom4(dst.As4()), uint16(len(tcp)))
 	tcp.SetChecksum(^checksum.Checksum(tcp, sum))
 	return out
 }
@@ -136,11 +136,11 @@ func encode4(out []byte, src, dst netip.Addr, proto uint8) {
 func otherControl(size int, proto uint8) []byte {
 	out := make([]byte, size)
 	if size == header.IPv4MinimumSize {
-		encode4(out, wire.Address, netip.MustParseAddr("8.8.8.8"), proto)
+		encode4(out, messages.Address, netip.MustParseAddr("8.8.8.8"), proto)
 		return out
 	}
 	header.IPv6(out).Encode(&header.IPv6Fields{
-		TransportProtocol: tcpip.TransportProtocolNumber(proto), HopLimit: 64, SrcAddr: tcpip.AddrFrom16(wire.Address6.As16()), DstAddr: tcpip.AddrFrom16(netip.MustParseAddr("2001:db8::1").As16()),
+		TransportProtocol: tcpip.TransportProtocolNumber(proto), HopLimit: 64, SrcAddr: tcpip.AddrFrom16(messages.Address6.As16()), DstAddr: tcpip.AddrFrom16(netip.MustParseAddr("2001:db8::1").As16()),
 	})
 	out[0] |= 0xf // the header length of IPv4
 	return out
@@ -170,9 +170,9 @@ func FuzzLink(f *testing.F) {
 	}
 	f.Add(cut([]byte("\x45\x00\x00\x1c\x00\x00\x00\x00\x40\x01\x00\x00\xc6\x12\x00\x02\x08\x08\x08\x08\x08\x00\x00\x00\x00\x00\x00\x00")))
 	f.Add(cut(append([]byte("\x60\x00\x00\x00\x00\x08\x3a\x40"), make([]byte, 40)...)))
-	s := syn(wire.SyntheticAddr(1), 50000, 443, []byte("\x02\x04\xff\xcc\x01\x03\x03\x0e\x04\x02\x08\x0a"))
-	f.Add(cut(s, s, datagram(wire.Address, wire.SyntheticAddr(1), 1, 443, []byte("quic"))))
-	fragment := datagram(wire.Address, wire.Gateway, 1, 53, make([]byte, 64))
+	s := syn(messages.SyntheticAddr(1), 50000, 443, []byte("\x02\x04\xff\xcc\x01\x03\x03\x0e\x04\x02\x08\x0a"))
+	f.Add(cut(s, s, datagram(messages.Address, messages.SyntheticAddr(1), 1, 443, []byte("quic"))))
+	fragment := datagram(messages.Address, messages.Gateway, 1, 53, make([]byte, 64))
 	fragment[6] = 0x20
 	f.Add(cut(fragment, fragment))
 	f.Add(cut(otherControl(20, 58), otherControl(40, 1)))
@@ -199,7 +199,7 @@ func TestFlood(t *testing.T) {
 	stop, flooding := make(chan struct{}), make(chan struct{})
 	defer func() { close(stop); <-flooding }()
 	go func() { // what comes back is not looked at
-		buf := make([]byte, wire.MTU)
+		buf := make([]byte, messages.MTU)
 		for {
 			if _, err := bad.f.Read(buf); err != nil {
 				return
@@ -215,12 +215,12 @@ func TestFlood(t *testing.T) {
 				return
 			default:
 			}
-			dst := wire.SyntheticAddr(uint16(i))
-			fragment := datagram(wire.Address, dst, 1, 2, junk)
+			dst := messages.SyntheticAddr(uint16(i))
+			fragment := datagram(messages.Address, dst, 1, 2, junk)
 			fragment[5], fragment[6] = byte(i), 0x20
 			for _, pkt := range [][]byte{
 				syn(dst, uint16(i), 443, nil), syn(netip.AddrFrom4([4]byte{8, 8, byte(i >> 8), byte(i)}), uint16(i), 80, nil),
-				datagram(wire.Address, dst, uint16(i), 443, junk), fragment,
+				datagram(messages.Address, dst, uint16(i), 443, junk), fragment,
 				{0x45, byte(i)},
 				{0x60},
 				{0x00, byte(i), 1},
@@ -235,7 +235,7 @@ func TestFlood(t *testing.T) {
 		good.alive()
 	}
 	p.mu.Lock()
-	b := p.boxes["bad"]
+	b := p.sandboxes["bad"]
 	p.mu.Unlock()
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -252,7 +252,7 @@ func TestKernelThatReadsNothing(t *testing.T) {
 	for range 100 {
 		e := testLink(t, p, "deaf")
 		fill(t, e.f)
-		if err := p.SetPolicy("deaf", wire.Policy{}); err != nil {
+		if err := p.SetPolicy("deaf", messages.Policy{}); err != nil {
 			t.Error(err)
 		}
 		p.Remove("deaf")
@@ -268,7 +268,7 @@ func fill(t *testing.T, link *os.File) {
 	}
 	for full := 0; full < 1000; {
 		err := raw.Write(func(fd uintptr) bool {
-			if _, err := unix.Write(int(fd), datagram(wire.Address, wire.SyntheticAddr(1), 1, 443, nil)); err != nil {
+			if _, err := unix.Write(int(fd), datagram(messages.Address, messages.SyntheticAddr(1), 1, 443, nil)); err != nil {
 				full++
 			}
 			return true

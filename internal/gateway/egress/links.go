@@ -13,7 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
@@ -31,41 +31,41 @@ type Links struct {
 	hooks Hooks
 	total atomic.Int64 // number of connections of all sandboxes
 
-	mu     sync.Mutex
-	world  *world
-	boxes  map[sandbox.ID]*box
-	closed bool
+	mu        sync.Mutex
+	outgoing  *outgoing
+	sandboxes map[sandbox.ID]*attachment
+	closed    bool
 }
 
 // NewLinks returns Links that connect to the outside as settings say. The
 // caller closes it.
-func NewLinks(settings wire.Settings, hooks Hooks) (*Links, error) {
-	w, err := newWorld(settings, hooks.Own)
+func NewLinks(settings messages.Settings, hooks Hooks) (*Links, error) {
+	w, err := newOutgoing(settings, hooks.Own)
 	if err != nil {
 		return nil, err
 	}
-	return &Links{hooks: hooks, world: w, boxes: map[sandbox.ID]*box{}}, nil
+	return &Links{hooks: hooks, outgoing: w, sandboxes: map[sandbox.ID]*attachment{}}, nil
 }
 
 // Configure changes the settings for new connections.
-func (p *Links) Configure(settings wire.Settings) error {
-	w, err := newWorld(settings, p.hooks.Own)
+func (p *Links) Configure(settings messages.Settings) error {
+	w, err := newOutgoing(settings, p.hooks.Own)
 	if err != nil {
 		return err
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.world = w
-	for _, b := range p.boxes {
-		b.world.Store(w)
+	p.outgoing = w
+	for _, b := range p.sandboxes {
+		b.outgoing.Store(w)
 	}
 	return nil
 }
 
 // Add starts to serve the link of a sandbox and takes ownership of link. An
 // earlier link of that sandbox is closed.
-func (p *Links) Add(id sandbox.ID, a wire.Add, link *os.File) error {
-	b, err := p.newBox(id, a, link)
+func (p *Links) Add(id sandbox.ID, a messages.Add, link *os.File) error {
+	b, err := p.newAttachment(id, a, link)
 	if err != nil {
 		link.Close()
 		return err
@@ -76,8 +76,8 @@ func (p *Links) Add(id sandbox.ID, a wire.Add, link *os.File) error {
 		b.close()
 		return fmt.Errorf("the gateway is closed")
 	}
-	old := p.boxes[id]
-	p.boxes[id] = b
+	old := p.sandboxes[id]
+	p.sandboxes[id] = b
 	p.mu.Unlock()
 	if old != nil {
 		old.close()
@@ -89,12 +89,12 @@ func (p *Links) Add(id sandbox.ID, a wire.Add, link *os.File) error {
 }
 
 // follow removes a sandbox when its link ends.
-func (p *Links) follow(b *box) {
+func (p *Links) follow(b *attachment) {
 	<-b.link.ended
 	p.mu.Lock()
-	mine := p.boxes[b.id] == b
+	mine := p.sandboxes[b.id] == b
 	if mine {
-		delete(p.boxes, b.id)
+		delete(p.sandboxes, b.id)
 	}
 	p.mu.Unlock()
 	b.close()
@@ -105,9 +105,9 @@ func (p *Links) follow(b *box) {
 
 // SetPolicy replaces the policy of a sandbox. Connections that are no longer
 // allowed are cut.
-func (p *Links) SetPolicy(id sandbox.ID, pol wire.Policy) error {
+func (p *Links) SetPolicy(id sandbox.ID, pol messages.Policy) error {
 	p.mu.Lock()
-	b := p.boxes[id]
+	b := p.sandboxes[id]
 	p.mu.Unlock()
 	if b == nil {
 		return fmt.Errorf("there is no link of sandbox %s", id)
@@ -118,7 +118,7 @@ func (p *Links) SetPolicy(id sandbox.ID, pol wire.Policy) error {
 // Names returns all names of a sandbox that have an address.
 func (p *Links) Names(id sandbox.ID) map[string]uint16 {
 	p.mu.Lock()
-	b := p.boxes[id]
+	b := p.sandboxes[id]
 	p.mu.Unlock()
 	if b == nil {
 		return nil
@@ -129,22 +129,22 @@ func (p *Links) Names(id sandbox.ID) map[string]uint16 {
 // Remove closes the link of a sandbox.
 func (p *Links) Remove(id sandbox.ID) {
 	p.mu.Lock()
-	b := p.boxes[id]
-	delete(p.boxes, id)
+	b := p.sandboxes[id]
+	delete(p.sandboxes, id)
 	p.mu.Unlock()
 	if b != nil {
 		b.close()
 	}
 }
 
-// Held calls each with everything that another process needs to take over a link,
+// Handover calls each with everything that another process needs to take over a link,
 // and stops at the first error.
-func (p *Links) Held(each func(sandbox.ID, wire.Add, *os.File) error) error {
+func (p *Links) Handover(each func(sandbox.ID, messages.Add, *os.File) error) error {
 	p.mu.Lock()
-	boxes := maps.Clone(p.boxes)
+	sandboxes := maps.Clone(p.sandboxes)
 	p.mu.Unlock()
-	for id, b := range boxes {
-		if err := each(id, b.held(), b.link.f); err != nil {
+	for id, b := range sandboxes {
+		if err := each(id, b.handover(), b.link.f); err != nil {
 			return err
 		}
 	}
@@ -155,16 +155,16 @@ func (p *Links) Held(each func(sandbox.ID, wire.Add, *os.File) error) error {
 func (p *Links) Len() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.boxes)
+	return len(p.sandboxes)
 }
 
 // Close ends all links.
 func (p *Links) Close() {
 	p.mu.Lock()
-	boxes := p.boxes
-	p.boxes, p.closed = nil, true
+	sandboxes := p.sandboxes
+	p.sandboxes, p.closed = nil, true
 	p.mu.Unlock()
-	for _, b := range boxes {
+	for _, b := range sandboxes {
 		b.close()
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"sync/atomic"
 
 	"github.com/atoll-run/atoll/internal/confine"
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/internal/ownaddr"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -24,7 +24,7 @@ const memoryLimit = 1 << 30
 // Main runs this process as the gateway if it was started as one, and then does
 // not return. Otherwise it returns immediately.
 func Main() {
-	if len(os.Args) == 0 || os.Args[0] != wire.Argv0 {
+	if len(os.Args) == 0 || os.Args[0] != messages.Argv0 {
 		return
 	}
 	if err := run(); err != nil {
@@ -36,12 +36,12 @@ func Main() {
 
 func run() error {
 	debug.SetMemoryLimit(memoryLimit)
-	conn, err := wire.FileConn(os.NewFile(3, "control"))
+	conn, err := messages.FileConn(os.NewFile(3, "control"))
 	if err != nil {
 		return err
 	}
 	var next *net.UnixListener
-	if len(os.Args) > 1 && os.Args[1] == wire.Linger {
+	if len(os.Args) > 1 && os.Args[1] == messages.Linger {
 		if next, err = listener(os.NewFile(5, "next")); err != nil {
 			return err
 		}
@@ -89,23 +89,23 @@ type server struct {
 func newServer(next *net.UnixListener, own func(netip.Addr) bool) (*server, error) {
 	s := &server{next: next}
 	var err error
-	s.links, err = NewLinks(wire.Settings{}, Hooks{
+	s.links, err = NewLinks(messages.Settings{}, Hooks{
 		Own: own,
 		Event: func(id sandbox.ID, e Event) {
-			s.post(&wire.Message{Op: wire.OpEvents, Sandbox: id, Events: []Event{e}})
+			s.post(&messages.Message{Op: messages.OpEvents, Sandbox: id, Events: []Event{e}})
 		},
 		Named: func(id sandbox.ID, name string, n uint16) {
-			s.post(&wire.Message{Op: wire.OpNames, Sandbox: id, Names: map[string]uint16{name: n}})
+			s.post(&messages.Message{Op: messages.OpNames, Sandbox: id, Names: map[string]uint16{name: n}})
 		},
 		Ended: func(id sandbox.ID) {
-			s.post(&wire.Message{Op: wire.OpEnded, Sandbox: id})
+			s.post(&messages.Message{Op: messages.OpEnded, Sandbox: id})
 			s.unneeded()
 		},
 	})
 	return s, err
 }
 
-func (s *server) post(m *wire.Message) {
+func (s *server) post(m *messages.Message) {
 	if out := s.out.Load(); out != nil {
 		out.post(m)
 	}
@@ -120,7 +120,7 @@ func (s *server) unneeded() {
 
 // serve serves a control plane until it disconnects. With Linger, it then waits
 // for the next one and hands over the links.
-func (s *server) serve(conn *wire.Conn) error {
+func (s *server) serve(conn *messages.Conn) error {
 	s.obey(conn)
 	if s.next == nil {
 		return nil
@@ -130,7 +130,7 @@ func (s *server) serve(conn *wire.Conn) error {
 		if err != nil {
 			return nil //nolint:nilerr // no link is left, so the process ends
 		}
-		if s.handOver(wire.NewConn(c)) {
+		if s.handOver(messages.NewConn(c)) {
 			return nil
 		}
 	}
@@ -138,7 +138,7 @@ func (s *server) serve(conn *wire.Conn) error {
 }
 
 // obey handles the messages of a control plane until it disconnects.
-func (s *server) obey(conn *wire.Conn) {
+func (s *server) obey(conn *messages.Conn) {
 	defer conn.Close()
 	out := newOutbox(conn)
 	s.out.Store(out)
@@ -151,10 +151,10 @@ func (s *server) obey(conn *wire.Conn) {
 		if err != nil {
 			return
 		}
-		answer := &wire.Message{ID: m.ID, Op: wire.OpAnswer}
+		answer := &messages.Message{ID: m.ID, Op: messages.OpAnswer}
 		if err := do(s.links, m, files); err != nil {
 			answer.Error = err.Error()
-		} else if m.Op == wire.OpNames {
+		} else if m.Op == messages.OpNames {
 			answer.Names = s.links.Names(m.Sandbox)
 		}
 		out.post(answer)
@@ -163,34 +163,34 @@ func (s *server) obey(conn *wire.Conn) {
 
 // handOver hands all links to another control plane, and reports whether it has
 // accepted them.
-func (s *server) handOver(conn *wire.Conn) bool {
+func (s *server) handOver(conn *messages.Conn) bool {
 	defer conn.Close()
-	err := s.links.Held(func(id sandbox.ID, a wire.Add, link *os.File) error {
-		return conn.Send(&wire.Message{Op: wire.OpHeld, Sandbox: id, Add: &a}, link)
+	err := s.links.Handover(func(id sandbox.ID, a messages.Add, link *os.File) error {
+		return conn.Send(&messages.Message{Op: messages.OpHeld, Sandbox: id, Add: &a}, link)
 	})
-	if err != nil || conn.Send(&wire.Message{Op: wire.OpHandedOver}) != nil {
+	if err != nil || conn.Send(&messages.Message{Op: messages.OpHandedOver}) != nil {
 		return false
 	}
 	m, files, err := conn.Receive()
-	wire.CloseAll(files)
-	return err == nil && m.Op == wire.OpQuit
+	messages.CloseAll(files)
+	return err == nil && m.Op == messages.OpQuit
 }
 
 // do carries out one request. It takes ownership of the files.
-func do(p *Links, m *wire.Message, files []*os.File) error {
-	if m.Op == wire.OpAdd && m.Add != nil && len(files) == 1 {
+func do(p *Links, m *messages.Message, files []*os.File) error {
+	if m.Op == messages.OpAdd && m.Add != nil && len(files) == 1 {
 		return p.Add(m.Sandbox, *m.Add, files[0])
 	}
-	defer wire.CloseAll(files)
+	defer messages.CloseAll(files)
 	switch {
-	case m.Op == wire.OpSettings && m.Settings != nil:
+	case m.Op == messages.OpSettings && m.Settings != nil:
 		return p.Configure(*m.Settings)
-	case m.Op == wire.OpPolicy && m.Policy != nil:
+	case m.Op == messages.OpPolicy && m.Policy != nil:
 		return p.SetPolicy(m.Sandbox, *m.Policy)
-	case m.Op == wire.OpRemove:
+	case m.Op == messages.OpRemove:
 		p.Remove(m.Sandbox)
 		return nil
-	case m.Op == wire.OpNames:
+	case m.Op == messages.OpNames:
 		return nil
 	}
 	return errors.New("unknown request")
@@ -201,15 +201,15 @@ func do(p *Links, m *wire.Message, files []*os.File) error {
 // holds a limited number of messages. If the control plane does not read, new
 // events are dropped, because traffic must not wait for it.
 type outbox struct {
-	messages chan *wire.Message
+	messages chan *messages.Message
 	done     chan struct{}
 	once     sync.Once
 }
 
 const outboxSize = 4096 // messages
 
-func newOutbox(conn *wire.Conn) *outbox {
-	o := &outbox{messages: make(chan *wire.Message, outboxSize), done: make(chan struct{})}
+func newOutbox(conn *messages.Conn) *outbox {
+	o := &outbox{messages: make(chan *messages.Message, outboxSize), done: make(chan struct{})}
 	go func() {
 		defer o.close() // the connection has failed: no message may wait
 		for {
@@ -228,8 +228,8 @@ func newOutbox(conn *wire.Conn) *outbox {
 
 // post queues a message. Only events may be dropped: the next gateway must give
 // a name the same address, and a request needs its answer.
-func (o *outbox) post(m *wire.Message) {
-	if m.Op == wire.OpEvents {
+func (o *outbox) post(m *messages.Message) {
+	if m.Op == messages.OpEvents {
 		select {
 		case o.messages <- m:
 		default:

@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"sync"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/internal/policy"
 )
 
@@ -44,12 +44,12 @@ func (n *names) addr(name string) (netip.Addr, bool) {
 	number, known := n.byName[name]
 	n.mu.RUnlock()
 	if known {
-		return wire.SyntheticAddr(number), true
+		return messages.SyntheticAddr(number), true
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if number, known = n.byName[name]; known {
-		return wire.SyntheticAddr(number), true
+		return messages.SyntheticAddr(number), true
 	}
 	if len(n.byName) >= maxNames {
 		return netip.Addr{}, false
@@ -60,12 +60,12 @@ func (n *names) addr(name string) (netip.Addr, bool) {
 	number = n.next
 	n.byName[name], n.byAddr[number] = number, name
 	n.made(name, number)
-	return wire.SyntheticAddr(number), true
+	return messages.SyntheticAddr(number), true
 }
 
 // name returns the name behind a synthetic address.
 func (n *names) name(a netip.Addr) (string, bool) {
-	number, ok := wire.SyntheticNumber(a)
+	number, ok := messages.SyntheticNumber(a)
 	if !ok {
 		return "", false
 	}

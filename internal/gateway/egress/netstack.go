@@ -13,7 +13,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/udp"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 )
 
 const nic tcpip.NICID = 1
@@ -39,8 +39,8 @@ func newNetstack(link stack.LinkEndpoint, window int) (*stack.Stack, error) {
 		asError(s.CreateNICWithOptions(nic, link, stack.NICOptions{Disabled: true})),
 		asError(s.SetPromiscuousMode(nic, true)),
 		asError(s.SetSpoofing(nic, true)),
-		asError(s.AddProtocolAddress(nic, protocolAddress(wire.Gateway), stack.AddressProperties{})),
-		asError(s.AddProtocolAddress(nic, protocolAddress(wire.Gateway6), stack.AddressProperties{})),
+		asError(s.AddProtocolAddress(nic, protocolAddress(messages.Gateway), stack.AddressProperties{})),
+		asError(s.AddProtocolAddress(nic, protocolAddress(messages.Gateway6), stack.AddressProperties{})),
 	)
 	s.SetRouteTable([]tcpip.Route{
 		{Destination: header.IPv4EmptySubnet, NIC: nic},

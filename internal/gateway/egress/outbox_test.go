@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 )
 
 // An answer to the control plane follows the events of all earlier decisions.
@@ -22,11 +22,11 @@ func TestAnswerFollowsEvents(t *testing.T) {
 	go func() { served <- s.serve(theirs) }()
 	ask := func(id uint64) {
 		t.Helper()
-		if err := ours.Send(&wire.Message{ID: id, Op: wire.OpNames}); err != nil {
+		if err := ours.Send(&messages.Message{ID: id, Op: messages.OpNames}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	receive := func() *wire.Message {
+	receive := func() *messages.Message {
 		t.Helper()
 		m, _, err := ours.Receive()
 		if err != nil {
@@ -38,15 +38,15 @@ func TestAnswerFollowsEvents(t *testing.T) {
 	receive() // it serves the connection
 	const events = outboxSize / 2
 	for i := range events {
-		s.post(&wire.Message{Op: wire.OpEvents, Events: []Event{{Kind: "tcp", Port: uint16(i)}}})
+		s.post(&messages.Message{Op: messages.OpEvents, Events: []Event{{Kind: "tcp", Port: uint16(i)}}})
 	}
 	ask(2)
 	for i := range events {
-		if m := receive(); m.Op != wire.OpEvents || m.Events[0].Port != uint16(i) {
+		if m := receive(); m.Op != messages.OpEvents || m.Events[0].Port != uint16(i) {
 			t.Fatalf("message %d is %+v", i, m)
 		}
 	}
-	if m := receive(); m.Op != wire.OpAnswer || m.ID != 2 {
+	if m := receive(); m.Op != messages.OpAnswer || m.ID != 2 {
 		t.Errorf("the last message is %+v", m)
 	}
 	ours.Close()
@@ -56,15 +56,15 @@ func TestAnswerFollowsEvents(t *testing.T) {
 }
 
 // connPair returns the two ends of a connection. The test closes the first.
-func connPair(t *testing.T) (ours, theirs *wire.Conn) {
+func connPair(t *testing.T) (ours, theirs *messages.Conn) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var ends [2]*wire.Conn
+	var ends [2]*messages.Conn
 	for i, fd := range fds {
-		if ends[i], err = wire.FileConn(os.NewFile(uintptr(fd), "pair")); err != nil {
+		if ends[i], err = messages.FileConn(os.NewFile(uintptr(fd), "pair")); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { ends[i].Close() })

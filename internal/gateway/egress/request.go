@@ -18,7 +18,7 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/secret/inject"
@@ -28,7 +28,7 @@ import (
 // request is one HTTP request being forwarded.
 type request struct {
 	f      *flow
-	ruling *ruling
+	ruling *activePolicy
 	d      policy.Decision
 	secure bool
 	method string
@@ -87,13 +87,13 @@ func (q *request) done() {
 	q.told = true
 	switch {
 	case !q.d.Allow: // it was refused after it was sent
-		q.tell(wire.Denied, q.d, q.d.Message())
+		q.tell(messages.Denied, q.d, q.d.Message())
 	case q.sent.over.Load() || q.got.over.Load():
-		q.tell(wire.Limited, q.d, bytesReached)
+		q.tell(messages.Limited, q.d, bytesReached)
 	case q.why != "":
-		q.tell(wire.Failed, q.d, q.why)
+		q.tell(messages.Failed, q.d, q.why)
 	default:
-		q.tell(wire.Allowed, q.d, "")
+		q.tell(messages.Allowed, q.d, "")
 	}
 }
 
@@ -386,7 +386,7 @@ func upstreamReason(err error) string {
 
 func (q *request) deny(w http.ResponseWriter, d policy.Decision) {
 	q.status = http.StatusForbidden
-	q.tell(wire.Denied, d, d.Message())
+	q.tell(messages.Denied, d, d.Message())
 	q.problem(w, problem{Code: "egress_denied", Reason: string(d.Reason), Message: d.Message(), Rule: d.Rule})
 }
 
@@ -395,7 +395,7 @@ func (q *request) limited(w http.ResponseWriter, u *usage) {
 	wait := max(1, int(math.Ceil(60/float64(max(1, u.limits.PerMinute)))))
 	w.Header().Set("Retry-After", strconv.Itoa(wait))
 	const why = "the rule's limit of requests per minute is reached"
-	q.tell(wire.Limited, q.d, why)
+	q.tell(messages.Limited, q.d, why)
 	q.problem(w, problem{Code: "egress_limited", Reason: string(policy.Limited), Message: why, Rule: q.d.Rule})
 }
 
@@ -421,7 +421,7 @@ func (q *request) problem(w http.ResponseWriter, p problem) {
 	_, _ = w.Write(append(body, '\n'))
 }
 
-func (q *request) tell(v wire.Verdict, d policy.Decision, reason string) {
+func (q *request) tell(v messages.Verdict, d policy.Decision, reason string) {
 	e := q.f.event(v, d)
 	e.Kind, e.Method, e.Path, e.Status, e.Reason = "http", printable(q.method), printable(q.path), q.status, reason
 	e.Sent, e.Got, e.Secrets = q.sent.n.Load(), q.got.n.Load(), q.used

@@ -6,15 +6,15 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/internal/secret"
 	"github.com/atoll-run/atoll/internal/secret/inject"
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// ruling is a policy in force, with the use of its limits.
-type ruling struct {
+// activePolicy is a policy in force, with the use of its limits.
+type activePolicy struct {
 	*policy.Policy
 	secrets  map[string]stored
 	swapper  *inject.Swapper
@@ -39,9 +39,9 @@ type usage struct {
 	open int
 }
 
-func newRuling(p wire.Policy, operator policy.Operator) (*ruling, error) {
+func newActivePolicy(p messages.Policy, operator policy.Operator) (*activePolicy, error) {
 	opts := policy.Options{Operator: operator, Secrets: map[string][]string{}}
-	r := &ruling{secrets: map[string]stored{}, proxyPassword: secret.NewValue(p.ProxyPassword)}
+	r := &activePolicy{secrets: map[string]stored{}, proxyPassword: secret.NewValue(p.ProxyPassword)}
 	var values []secret.Value
 	for _, s := range p.Secrets {
 		v := secret.NewValue(s.Value)
@@ -73,7 +73,7 @@ func (v verdict) allowed() bool  { return v.Allow }
 func (v verdict) reason() string { return v.Message() }
 
 // decide decides about a connection. Its address may be unknown.
-func (r *ruling) decide(t target, a netip.Addr) verdict {
+func (r *activePolicy) decide(t target, a netip.Addr) verdict {
 	f := t.flow()
 	if a.IsValid() {
 		f.Addr = a
@@ -83,7 +83,7 @@ func (r *ruling) decide(t target, a netip.Addr) verdict {
 
 // used returns the usage of the rule that decided. A new policy starts with new
 // counters.
-func (r *ruling) used(d policy.Decision) *usage {
+func (r *activePolicy) used(d policy.Decision) *usage {
 	if d.Number == 0 || d.Limits == (sandbox.RuleLimits{}) {
 		return nil
 	}

@@ -22,8 +22,8 @@ var errProxyTLS = errors.New("the proxy does not speak TLS, or its certificate i
 
 // dial connects to a host, through the DNS servers and proxy of the sandbox's
 // profile if it sets them.
-func (b *box) dial(ctx context.Context, h policy.Host, port uint16, check func(netip.Addr) error) (net.Conn, netip.Addr, error) {
-	d := b.world.Load().dialer
+func (b *attachment) dial(ctx context.Context, h policy.Host, port uint16, check func(netip.Addr) error) (net.Conn, netip.Addr, error) {
+	d := b.outgoing.Load().dialer
 	if r := b.policy.Load(); r.Steered() && h.Name != sandbox.MachineHost {
 		if d.proxy != nil {
 			return nil, netip.Addr{}, errProxied
@@ -38,7 +38,7 @@ func (b *box) dial(ctx context.Context, h policy.Host, port uint16, check func(n
 
 // steered returns a dialer that uses the DNS servers and the proxy of a
 // profile. Their addresses must be allowed.
-func (d *dialer) steered(r *ruling) (*dialer, error) {
+func (d *dialer) steered(r *activePolicy) (*dialer, error) {
 	u := r.Upstream()
 	own := &dialer{settings: d.settings, direct: d.direct, resolver: d.resolver}
 	if u.Proxy != nil {
@@ -66,7 +66,7 @@ func (d *dialer) steered(r *ruling) (*dialer, error) {
 // tunnel connects through the proxy of a profile.
 type tunnel struct {
 	direct *dialer
-	ruling *ruling
+	ruling *activePolicy
 	proxy  *policy.Proxy
 }
 

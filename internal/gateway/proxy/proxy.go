@@ -61,14 +61,14 @@ type Proxy struct {
 	server *http.Server
 	served sync.WaitGroup
 
-	mu     sync.Mutex
-	boxes  map[sandbox.ID]*box
-	from   map[netip.Addr]int // the number of connections
-	closed bool
+	mu        sync.Mutex
+	sandboxes map[sandbox.ID]*sandboxLink
+	from      map[netip.Addr]int // the number of connections
+	closed    bool
 }
 
-// box is the link of one sandbox.
-type box struct {
+// sandboxLink is the link of one sandbox.
+type sandboxLink struct {
 	connecting sync.Mutex // held while the link is made
 
 	mu      sync.Mutex
@@ -86,7 +86,7 @@ func Open(o Options) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{opts: o, listen: l, boxes: map[sandbox.ID]*box{}, from: map[netip.Addr]int{}}
+	p := &Proxy{opts: o, listen: l, sandboxes: map[sandbox.ID]*sandboxLink{}, from: map[netip.Addr]int{}}
 	p.server = &http.Server{
 		Handler: p, ReadHeaderTimeout: headerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeader, ErrorLog: silent,
 		Protocols: new(http.Protocols),
@@ -106,7 +106,7 @@ func (p *Proxy) Addr() net.Addr { return p.listen.Addr() }
 // authority that its programs must trust, in PEM. ca is the one that they trust
 // already. Nil: none.
 func (p *Proxy) Connect(ctx context.Context, id sandbox.ID, ca []byte) ([]byte, error) {
-	b, err := p.box(id)
+	b, err := p.sandbox(id)
 	if err != nil {
 		return nil, err
 	}
@@ -116,8 +116,8 @@ func (p *Proxy) Connect(ctx context.Context, id sandbox.ID, ca []byte) ([]byte, 
 // Disconnect ends the link of a sandbox and all of its connections.
 func (p *Proxy) Disconnect(id sandbox.ID) {
 	p.mu.Lock()
-	b := p.boxes[id]
-	delete(p.boxes, id)
+	b := p.sandboxes[id]
+	delete(p.sandboxes, id)
 	p.mu.Unlock()
 	if b != nil {
 		b.close()
@@ -127,11 +127,11 @@ func (p *Proxy) Disconnect(id sandbox.ID) {
 // Close ends all links and connections.
 func (p *Proxy) Close() error {
 	p.mu.Lock()
-	boxes := p.boxes
-	p.boxes, p.closed = nil, true
+	sandboxes := p.sandboxes
+	p.sandboxes, p.closed = nil, true
 	p.mu.Unlock()
 	err := p.server.Close()
-	for _, b := range boxes {
+	for _, b := range sandboxes {
 		b.close()
 	}
 	p.served.Wait()
@@ -140,28 +140,28 @@ func (p *Proxy) Close() error {
 
 var errClosed = &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: "network", Message: "the gateway's proxy is closed"}
 
-func (p *Proxy) box(id sandbox.ID) (*box, error) {
+func (p *Proxy) sandbox(id sandbox.ID) (*sandboxLink, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
 		return nil, errClosed
 	}
-	b := p.boxes[id]
+	b := p.sandboxes[id]
 	if b == nil {
-		b = &box{}
-		p.boxes[id] = b
+		b = &sandboxLink{}
+		p.sandboxes[id] = b
 	}
 	return b, nil
 }
 
 // connect replaces the link.
-func (b *box) connect(ctx context.Context, p *Proxy, id sandbox.ID, ca []byte) ([]byte, error) {
+func (b *sandboxLink) connect(ctx context.Context, p *Proxy, id sandbox.ID, ca []byte) ([]byte, error) {
 	b.connecting.Lock()
 	defer b.connecting.Unlock()
 	return b.link(ctx, p, id, ca)
 }
 
-func (b *box) link(ctx context.Context, p *Proxy, id sandbox.ID, ca []byte) ([]byte, error) {
+func (b *sandboxLink) link(ctx context.Context, p *Proxy, id sandbox.ID, ca []byte) ([]byte, error) {
 	known := gateway.Known{}
 	if block, _ := pem.Decode(ca); block != nil {
 		known.CA = block.Bytes
@@ -210,7 +210,7 @@ func dialer(c *egress.Client) func(context.Context, string, string) (net.Conn, e
 
 // ready returns the link, and makes it if there is none any more: another process
 // may have begun to serve the sandbox.
-func (b *box) ready(ctx context.Context, p *Proxy, id sandbox.ID, ca []byte) (*egress.Client, *http.Transport, error) {
+func (b *sandboxLink) ready(ctx context.Context, p *Proxy, id sandbox.ID, ca []byte) (*egress.Client, *http.Transport, error) {
 	b.connecting.Lock()
 	defer b.connecting.Unlock()
 	if c, t := b.present(); c != nil {
@@ -226,7 +226,7 @@ func (b *box) ready(ctx context.Context, p *Proxy, id sandbox.ID, ca []byte) (*e
 	return c, t, nil
 }
 
-func (b *box) present() (*egress.Client, *http.Transport) {
+func (b *sandboxLink) present() (*egress.Client, *http.Transport) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.client == nil {
@@ -240,7 +240,7 @@ func (b *box) present() (*egress.Client, *http.Transport) {
 	}
 }
 
-func (b *box) close() {
+func (b *sandboxLink) close() {
 	b.mu.Lock()
 	c, t := b.client, b.forward
 	b.client, b.over = nil, true
@@ -262,8 +262,8 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var c *egress.Client
 	var forward *http.Transport
 	if err == nil {
-		var b *box
-		if b, err = p.box(id); err == nil {
+		var b *sandboxLink
+		if b, err = p.sandbox(id); err == nil {
 			c, forward, err = b.ready(r.Context(), p, id, ca)
 		}
 	}

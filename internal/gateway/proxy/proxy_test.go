@@ -28,7 +28,7 @@ import (
 
 	"github.com/atoll-run/atoll/internal/gateway"
 	"github.com/atoll-run/atoll/internal/gateway/egress"
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/internal/need"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -85,7 +85,7 @@ func newWorld(t *testing.T) *world {
 	w.outside.StartTLS()
 	t.Cleanup(w.outside.Close)
 	_, w.port, _ = net.SplitHostPort(l.Addr().String())
-	w.links, err = egress.NewLinks(wire.Settings{
+	w.links, err = egress.NewLinks(messages.Settings{
 		Hosts: map[string][]netip.Addr{"example.com": {a}, "b.example.com": {a}}, Private: []netip.Prefix{netip.PrefixFrom(a, 32)},
 		Roots: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: w.outside.Certificate().Raw}),
 	}, egress.Hooks{
@@ -151,12 +151,12 @@ func (w *world) link(_ context.Context, id sandbox.ID, _ gateway.Known) (*gatewa
 		host = "b.example.com"
 	}
 	key, cert := authority()
-	add := wire.Add{CACert: cert, CAKey: key, Policy: wire.Policy{
+	add := messages.Add{CACert: cert, CAKey: key, Policy: messages.Policy{
 		Profile: sandbox.Profile{Rules: []sandbox.Rule{{
 			Name: "r", Action: sandbox.Allow, Hosts: []string{host + ":" + w.port}, Methods: []string{"GET"},
 			Inject: []sandbox.Injection{{Secret: "token", Mode: sandbox.InjectBearer}},
 		}}},
-		Secrets: []wire.Secret{{Name: "token", Value: []byte("injected")}},
+		Secrets: []messages.Secret{{Name: "token", Value: []byte("injected")}},
 	}}
 	if err := w.links.Add(id, add, os.NewFile(uintptr(fds[0]), "link")); err != nil {
 		return nil, err
@@ -315,7 +315,7 @@ func TestProxyCuts(t *testing.T) {
 	for name, end := range map[string]func(){
 		"disconnected": func() { w.proxy.Disconnect("sb-a") },
 		"other rules": func() {
-			if err := w.links.SetPolicy("sb-a", wire.Policy{}); err != nil {
+			if err := w.links.SetPolicy("sb-a", messages.Policy{}); err != nil {
 				t.Error(err)
 			}
 		},

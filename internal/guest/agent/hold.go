@@ -153,7 +153,7 @@ func (s *seat) take(p *proc) *caller {
 	}
 	s.mu.Unlock()
 	if before != nil {
-		wait := p.io.hurry()
+		wait := p.io.interruptWrites()
 		close(before.gone)
 		<-before.input
 		wait()

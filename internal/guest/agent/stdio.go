@@ -234,8 +234,8 @@ func (i *intake) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// hurry interrupts blocked writes of input until wait is called.
-func (s *stdio) hurry() (wait func() (taken int64)) {
+// interruptWrites interrupts blocked writes of input until wait is called.
+func (s *stdio) interruptWrites() (wait func() (taken int64)) {
 	s.mu.Lock()
 	in := s.in
 	s.mu.Unlock()

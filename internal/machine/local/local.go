@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/machine/agent"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/provider/host"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
@@ -27,7 +27,7 @@ import (
 type Options struct {
 	Dir string // of the machine's files
 	// Sandboxes makes the sandboxes of the mode sandboxes.
-	Sandboxes registry.Entry
+	Sandboxes providerset.Entry
 	Pool      int
 	Version   string
 	Logger    *slog.Logger
@@ -36,7 +36,7 @@ type Options struct {
 // Daemon is the running daemon of a machine. It implements agent.Local.
 type Daemon struct {
 	opts    Options
-	entry   registry.Entry
+	entry   providerset.Entry
 	whole   bool
 	screen  atomic.Bool // commands of a whole machine may use its screen
 	epochs  *epochs
@@ -77,7 +77,7 @@ func Start(ctx context.Context, e agent.Enrolled, o Options) (*Daemon, error) {
 	}
 	d.Share(e.Agreed().Has(operator.ConsentScreen))
 	if d.whole {
-		d.entry = registry.Entry{Name: host.Name, Open: func(h registry.Host) (driver.Provider, error) {
+		d.entry = providerset.Entry{Name: host.Name, Open: func(h providerset.Host) (driver.Provider, error) {
 			return host.New(host.Options{Dir: h.Dir, Workdir: e.Directory, Screen: d.screen.Load()})
 		}}
 	}
@@ -88,7 +88,7 @@ func (d *Daemon) start(ctx context.Context) (err error) {
 	r := &running{}
 	// Every connection needs a key, also those of the machine's other users.
 	r.daemon, err = daemon.Start(ctx, daemon.Options{
-		StateDir: stateDir(d.opts.Dir), Provider: d.entry.Name, Providers: []registry.Entry{d.entry}, Listen: "127.0.0.1:0", Plain: true,
+		StateDir: stateDir(d.opts.Dir), Provider: d.entry.Name, Providers: []providerset.Entry{d.entry}, Listen: "127.0.0.1:0", Plain: true,
 		Pool: d.opts.Pool, Drain: drain, Fence: d.epochs.check, Version: d.opts.Version, Logger: d.opts.Logger,
 	})
 	if err != nil {

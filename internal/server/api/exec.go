@@ -58,22 +58,22 @@ func (a *API) processes() {
 		func(ctx context.Context, in *SandboxRef) (*processesOutput, error) {
 			out := &processesOutput{}
 			out.Body.Processes = []sandbox.ProcessInfo{}
-			box, err := a.services.Processes.Open(ctx, in.Ref)
+			sb, err := a.services.Processes.Open(ctx, in.Ref)
 			if err != nil {
 				return nil, a.problem(ctx, err)
 			}
-			all, err := box.Processes(ctx)
+			all, err := sb.Processes(ctx)
 			out.Body.Processes = append(out.Body.Processes, all...)
 			return out, a.problem(ctx, err)
 		})
 	kill := operation("signalProcess", http.MethodPost, "/v1/sandboxes/{ref}/processes/{id}/signal", "Commands", "Send a signal to the process group of a command", ops.SandboxFind, ops.ProcessKill)
 	kill.DefaultStatus = http.StatusNoContent
 	huma.Register(a.huma, kill, func(ctx context.Context, in *killInput) (*struct{}, error) {
-		box, err := a.services.Processes.Open(ctx, in.Ref)
+		sb, err := a.services.Processes.Open(ctx, in.Ref)
 		if err != nil {
 			return nil, a.problem(ctx, err)
 		}
-		return nil, a.problem(ctx, box.Kill(ctx, in.ID, in.Body.Signal))
+		return nil, a.problem(ctx, sb.Kill(ctx, in.ID, in.Body.Signal))
 	})
 	a.raw(operation("logs", http.MethodGet, "/v1/sandboxes/{ref}/processes/{id}/logs", "Commands", "Read the log of a background command, as JSON lines", ops.SandboxFind, ops.ProcessLogs),
 		map[string]string{"tail": "only the last so many lines", "follow": "true: go on until the command ends"}, "", "application/x-ndjson", a.logs)
@@ -86,7 +86,7 @@ func (a *API) exec(ctx context.Context, in *execInput) (*execOutput, error) {
 	if in.Body.TTY != nil || in.Body.Stdin || in.Body.HoldMS != 0 {
 		return nil, a.problem(ctx, invalid("command", "a terminal, a stream of input or a hold needs a WebSocket"))
 	}
-	box, err := a.services.Processes.Open(ctx, in.Ref)
+	sb, err := a.services.Processes.Open(ctx, in.Ref)
 	if err != nil {
 		return nil, a.problem(ctx, err)
 	}
@@ -96,7 +96,7 @@ func (a *API) exec(ctx context.Context, in *execInput) (*execOutput, error) {
 		input = []byte(in.Body.Input)
 	}
 	cmd.Stdin = len(input) > 0
-	p, err := box.Exec(ctx, cmd)
+	p, err := sb.Exec(ctx, cmd)
 	if err != nil {
 		return nil, a.problem(ctx, err)
 	}
@@ -121,13 +121,13 @@ func (a *API) exec(ctx context.Context, in *execInput) (*execOutput, error) {
 	}
 	out, err := collect(ctx, p, input, limit)
 	if err == nil {
-		out.Body.Hint = hint(box, &out.Body)
+		out.Body.Hint = hint(sb, &out.Body)
 	}
 	return out, a.problem(ctx, err)
 }
 
 // hint returns how to allow hosts if a command says that it could not reach one.
-func hint(box Box, r *ExecResult) string {
+func hint(sb Sandbox, r *ExecResult) string {
 	if r.Exit.Code == 0 {
 		return ""
 	}
@@ -135,7 +135,7 @@ func hint(box Box, r *ExecResult) string {
 		if s := new(offline.Scanner); o != nil && o.Encoding == "utf-8" {
 			_, _ = io.WriteString(s, o.Data)
 			if s.Found() {
-				return offline.Hint(box.HasNetwork(), "network.egress of the sandbox, such as [\"files.example.com\"]")
+				return offline.Hint(sb.HasNetwork(), "network.egress of the sandbox, such as [\"files.example.com\"]")
 			}
 		}
 	}
@@ -305,11 +305,11 @@ func (a *API) logs(w http.ResponseWriter, r *http.Request) error {
 	if q.err != nil {
 		return q.err
 	}
-	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
+	sb, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}
-	logs, err := box.Logs(r.Context(), r.PathValue("id"), opts)
+	logs, err := sb.Logs(r.Context(), r.PathValue("id"), opts)
 	if err != nil {
 		return err
 	}

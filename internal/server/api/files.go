@@ -106,9 +106,9 @@ func (a *API) files() {
 
 // withFiles calls a function with the files of a sandbox.
 func (a *API) withFiles(ctx context.Context, ref string, do func(Files) error) error {
-	box, err := a.services.Processes.Open(ctx, ref)
+	sb, err := a.services.Processes.Open(ctx, ref)
 	if err == nil {
-		err = do(box.Files())
+		err = do(sb.Files())
 	}
 	return a.problem(ctx, err)
 }
@@ -139,12 +139,12 @@ func parseRange(header string) (s part, ok bool) {
 }
 
 func (a *API) readFile(w http.ResponseWriter, r *http.Request) error {
-	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
+	sb, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}
 	part, partial := parseRange(r.Header.Get("Range"))
-	content, info, err := box.Files().Read(r.Context(), r.URL.Query().Get("path"), driver.ReadOptions{Offset: part.offset, Length: part.length})
+	content, info, err := sb.Files().Read(r.Context(), r.URL.Query().Get("path"), driver.ReadOptions{Offset: part.offset, Length: part.length})
 	if err != nil {
 		return err
 	}
@@ -252,11 +252,11 @@ func (a *API) writeFile(w http.ResponseWriter, r *http.Request) error {
 		}
 		return writeJSON(w, http.StatusOK, info)
 	}
-	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
+	sb, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}
-	info, err := box.Files().Write(r.Context(), q.get("path"), r.Body, opts)
+	info, err := sb.Files().Write(r.Context(), q.get("path"), r.Body, opts)
 	if err != nil {
 		return err
 	}
@@ -269,12 +269,12 @@ func (a *API) listFiles(w http.ResponseWriter, r *http.Request) error {
 	if q.err != nil {
 		return q.err
 	}
-	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
+	sb, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}
 	var out *lines
-	for info, err := range box.Files().List(r.Context(), q.get("path"), opts) {
+	for info, err := range sb.Files().List(r.Context(), q.get("path"), opts) {
 		switch {
 		case err != nil && out == nil:
 			return err
@@ -296,7 +296,7 @@ func (a *API) listFiles(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *API) exportFiles(w http.ResponseWriter, r *http.Request) error {
-	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
+	sb, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}
@@ -312,7 +312,7 @@ func (a *API) exportFiles(w http.ResponseWriter, r *http.Request) error {
 	}
 	out := &begun{w: flusher{w, http.NewResponseController(w)}}
 	w.Header().Set("Content-Type", kind)
-	err = box.Files().Export(r.Context(), q.Get("path"), out, opts)
+	err = sb.Files().Export(r.Context(), q.Get("path"), out, opts)
 	if err != nil && out.yes {
 		panic(http.ErrAbortHandler) // a part must not look complete
 	}
@@ -331,12 +331,12 @@ func (b *begun) Write(p []byte) (int, error) {
 }
 
 func (a *API) importFiles(w http.ResponseWriter, r *http.Request) error {
-	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
+	sb, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}
 	q := r.URL.Query()
-	if err := box.Files().Import(r.Context(), q.Get("path"), r.Body, driver.ImportOptions{Owner: q.Get("owner")}); err != nil {
+	if err := sb.Files().Import(r.Context(), q.Get("path"), r.Body, driver.ImportOptions{Owner: q.Get("owner")}); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -350,11 +350,11 @@ func (a *API) watchFiles(w http.ResponseWriter, r *http.Request) error {
 	if q.err != nil {
 		return q.err
 	}
-	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
+	sb, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}
-	changes, err := box.Files().Watch(r.Context(), q.get("path"), recursive)
+	changes, err := sb.Files().Watch(r.Context(), q.get("path"), recursive)
 	if err != nil {
 		return err
 	}

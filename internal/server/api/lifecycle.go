@@ -85,12 +85,12 @@ func (a *API) lifecycle() {
 	huma.Register(a.huma, fork, func(ctx context.Context, in *forkInput) (*forkOutput, error) {
 		req := in.Body
 		req.IdempotencyKey, req.Raw = in.IdempotencyKey, in.RawBody
-		boxes, err := a.services.Sandboxes.Fork(ctx, in.Ref, req)
+		sandboxes, err := a.services.Sandboxes.Fork(ctx, in.Ref, req)
 		if err != nil {
 			return nil, a.problem(ctx, err)
 		}
 		out := &forkOutput{}
-		out.Body.Sandboxes = boxes
+		out.Body.Sandboxes = sandboxes
 		return out, nil
 	})
 }

@@ -78,7 +78,7 @@ type Sandboxes interface {
 // Processes opens running sandboxes.
 type Processes interface {
 	// Open returns a running sandbox.
-	Open(ctx context.Context, ref string) (Box, error)
+	Open(ctx context.Context, ref string) (Sandbox, error)
 }
 
 // Snapshots manages snapshots.
@@ -200,8 +200,8 @@ type Machine interface {
 	Ready(ctx context.Context) error
 }
 
-// Box is a running sandbox.
-type Box interface {
+// Sandbox is a running sandbox.
+type Sandbox interface {
 	ID() sandbox.ID
 	Name() string
 	// HasNetwork reports whether it may reach anything. Rules decide what.

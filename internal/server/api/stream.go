@@ -31,7 +31,7 @@ func (a *API) execStream(w http.ResponseWriter, r *http.Request) error {
 	if err := isWebSocket(r); err != nil {
 		return err
 	}
-	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
+	sb, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}
@@ -46,7 +46,7 @@ func (a *API) execStream(w http.ResponseWriter, r *http.Request) error {
 		if !silent.Stop() || err != nil || m.Type != "start" || json.Unmarshal(m.Command, &cmd) != nil {
 			return nil, nil, noCommand
 		}
-		p, err := box.Exec(ctx, cmd.command())
+		p, err := sb.Exec(ctx, cmd.command())
 		return p, &stream.Position{}, err
 	})
 }
@@ -65,15 +65,15 @@ func (a *API) attachStream(w http.ResponseWriter, r *http.Request) error {
 	if from.Stdout < 0 || from.Stderr < 0 {
 		return invalid("stdout", "is negative")
 	}
-	box, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
+	sb, err := a.services.Processes.Open(r.Context(), r.PathValue("ref"))
 	if err != nil {
 		return err
 	}
 	return a.connect(w, r, func(ctx context.Context, _ *stream.Link) (driver.Process, *stream.Position, error) {
 		id := r.PathValue("id")
-		p, at, err := box.Rejoin(ctx, id, from, skip || from == driver.Cursor{})
+		p, at, err := sb.Rejoin(ctx, id, from, skip || from == driver.Cursor{})
 		if sandbox.CodeOf(err) == sandbox.CodeUnsupported && from == (driver.Cursor{}) {
-			p, err := box.Reconnect(ctx, id)
+			p, err := sb.Reconnect(ctx, id)
 			return p, nil, err
 		}
 		return p, &stream.Position{Stdin: at.Stdin, Stdout: at.Stdout, Stderr: at.Stderr}, err

@@ -12,7 +12,7 @@ import (
 
 type anySandbox struct{}
 
-func (anySandbox) Open(context.Context, string) (Box, error) { return nil, nil }
+func (anySandbox) Open(context.Context, string) (Sandbox, error) { return nil, nil }
 
 // TestAttackSilentStream opens a stream for a command but sends no start
 // message. It gets an error and is disconnected.

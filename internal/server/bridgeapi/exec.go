@@ -67,28 +67,28 @@ func (h *Handler) exec(w http.ResponseWriter, r *http.Request, c *call) error {
 	if err != nil {
 		return err
 	}
-	box, err := h.open(r.Context(), c)
+	sb, err := h.open(r.Context(), c)
 	if err != nil {
 		return err
 	}
 	ctx := r.Context()
 	if req.session != "" {
 		if changes[cmd.Args[0]] != nil {
-			return h.change(w, r, c, box, req.session, cmd.Args)
+			return h.change(w, r, c, sb, req.session, cmd.Args)
 		}
 		var done func()
 		ctx, done = h.active.begin(ctx, c.key()+"/"+req.session)
 		defer done()
-		if err := inSession(ctx, box, req.session, &cmd); err != nil {
+		if err := inSession(ctx, sb, req.session, &cmd); err != nil {
 			return err
 		}
 	}
 	if req.Dir != "" {
-		if cmd.Dir, err = follow(ctx, box.Files(), req.Dir, "cwd"); err != nil {
+		if cmd.Dir, err = follow(ctx, sb.Files(), req.Dir, "cwd"); err != nil {
 			return err
 		}
 	}
-	p, err := box.Exec(ctx, cmd)
+	p, err := sb.Exec(ctx, cmd)
 	if err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func (h *Handler) exec(w http.ResponseWriter, r *http.Request, c *call) error {
 		err = errSessionDeleted
 	}
 	if exit.Code == 126 || exit.Code == 127 {
-		h.mendRoot(r.Context(), box)
+		h.mendRoot(r.Context(), sb)
 	}
 	h.sayEnd(r.Context(), s, exit, err)
 	return nil
@@ -118,12 +118,12 @@ func leave(ctx context.Context, p driver.Process) {
 
 // inSession applies the directory and the environment of a session to a
 // command.
-func inSession(ctx context.Context, box Box, id string, cmd *sandbox.Command) error {
-	s, _, err := loadSession(ctx, box.Files(), id)
+func inSession(ctx context.Context, sb Sandbox, id string, cmd *sandbox.Command) error {
+	s, _, err := loadSession(ctx, sb.Files(), id)
 	if err != nil {
 		return err
 	}
-	if cmd.Dir, err = s.dir(ctx, box.Files()); err != nil {
+	if cmd.Dir, err = s.dir(ctx, sb.Files()); err != nil {
 		return err
 	}
 	if cmd.Env == nil {
@@ -166,9 +166,9 @@ func lost(r sandbox.Reason) bool {
 
 // mendRoot creates the directory in which commands start, if a command has
 // removed it. Without it no command can start.
-func (h *Handler) mendRoot(ctx context.Context, box Box) {
-	if _, err := box.Files().Stat(ctx, root); sandbox.CodeOf(err) == sandbox.CodeNotFound {
-		if err := box.Files().Mkdir(ctx, root, driver.MkdirOptions{Parents: true}); err != nil {
+func (h *Handler) mendRoot(ctx context.Context, sb Sandbox) {
+	if _, err := sb.Files().Stat(ctx, root); sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		if err := sb.Files().Mkdir(ctx, root, driver.MkdirOptions{Parents: true}); err != nil {
 			h.opts.Logger.WarnContext(ctx, "making "+root, "error", err)
 		}
 	}

@@ -23,12 +23,12 @@ func (h *Handler) file(r *http.Request, c *call) (Files, string, error) {
 	if _, err := sessionOf(r); err != nil { // only validates the session: paths are absolute
 		return nil, "", err
 	}
-	box, err := h.open(r.Context(), c)
+	sb, err := h.open(r.Context(), c)
 	if err != nil {
 		return nil, "", err
 	}
-	p, err = follow(r.Context(), box.Files(), p, "path")
-	return box.Files(), p, err
+	p, err = follow(r.Context(), sb.Files(), p, "path")
+	return sb.Files(), p, err
 }
 
 // readFile sends a file, or the part that a Range header names.
@@ -107,11 +107,11 @@ func (h *Handler) hydrate(w http.ResponseWriter, r *http.Request, c *call) error
 	} else if err != nil {
 		return invalid("the body cannot be read")
 	}
-	box, err := h.open(r.Context(), c)
+	sb, err := h.open(r.Context(), c)
 	if err != nil {
 		return err
 	}
-	if err := box.Files().Import(r.Context(), root, body, driver.ImportOptions{}); err != nil {
+	if err := sb.Files().Import(r.Context(), root, body, driver.ImportOptions{}); err != nil {
 		return err
 	}
 	writeJSON(w, http.StatusOK, done{true})
@@ -124,7 +124,7 @@ func (h *Handler) persist(w http.ResponseWriter, r *http.Request, c *call) error
 	if err != nil {
 		return err
 	}
-	box, err := h.open(r.Context(), c)
+	sb, err := h.open(r.Context(), c)
 	if err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ func (h *Handler) persist(w http.ResponseWriter, r *http.Request, c *call) error
 	}
 	out := &begun{w: w}
 	w.Header().Set("Content-Type", "application/octet-stream")
-	a := &archive{ctx: r.Context(), files: box.Files()}
+	a := &archive{ctx: r.Context(), files: sb.Files()}
 	err = a.export(out, exclude)
 	if err != nil && out.yes {
 		h.opts.Logger.WarnContext(r.Context(), "persisting a workspace", "sandbox", nameOf(c.id), "error", err)

@@ -16,21 +16,21 @@ func openAPI(w http.ResponseWriter, _ *http.Request, _ *call) error {
 		}
 		paths[path][method] = operation{id, map[string]map[string]string{status: {"description": "success"}}}
 	}
-	const box = "/v1/sandbox/{id}"
+	const sandbox = "/v1/sandbox/{id}"
 	add("get", "/health", "healthCheck", "200")
 	add("post", "/v1/sandbox", "createSandbox", "200")
-	add("delete", box, "deleteSandbox", "204")
-	add("get", box+"/running", "isSandboxRunning", "200")
-	add("post", box+"/exec", "execCommand", "200")
-	add("get", box+"/file/{path}", "readFile", "200")
-	add("put", box+"/file/{path}", "writeFile", "200")
-	add("post", box+"/persist", "persistWorkspace", "200")
-	add("post", box+"/hydrate", "hydrateWorkspace", "200")
-	add("get", box+"/pty", "ptyTerminal", "101")
-	add("post", box+"/session", "createSession", "200")
-	add("delete", box+"/session/{sid}", "deleteSession", "200")
-	add("post", box+"/tunnel/{port}", "createTunnel", "200")
-	add("delete", box+"/tunnel/{port}", "deleteTunnel", "204")
+	add("delete", sandbox, "deleteSandbox", "204")
+	add("get", sandbox+"/running", "isSandboxRunning", "200")
+	add("post", sandbox+"/exec", "execCommand", "200")
+	add("get", sandbox+"/file/{path}", "readFile", "200")
+	add("put", sandbox+"/file/{path}", "writeFile", "200")
+	add("post", sandbox+"/persist", "persistWorkspace", "200")
+	add("post", sandbox+"/hydrate", "hydrateWorkspace", "200")
+	add("get", sandbox+"/pty", "ptyTerminal", "101")
+	add("post", sandbox+"/session", "createSession", "200")
+	add("delete", sandbox+"/session/{sid}", "deleteSession", "200")
+	add("post", sandbox+"/tunnel/{port}", "createTunnel", "200")
+	add("delete", sandbox+"/tunnel/{port}", "deleteTunnel", "204")
 	writeJSON(w, http.StatusOK, map[string]any{
 		"openapi": "3.1.0", "info": map[string]string{"title": "Atoll: bridge of sandboxes", "version": "1"}, "paths": paths,
 	})

@@ -70,7 +70,7 @@ func (h *Handler) pty(w http.ResponseWriter, r *http.Request, c *call) error {
 	if errCols != nil || errRows != nil {
 		return invalid("cols and rows must be valid numbers")
 	}
-	box, err := h.open(r.Context(), c)
+	sb, err := h.open(r.Context(), c)
 	if err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func (h *Handler) pty(w http.ResponseWriter, r *http.Request, c *call) error {
 	if t.shell == "" {
 		t.shell = defaultShell
 	}
-	if err := t.run(r.Context(), box); err != nil && r.Context().Err() == nil {
+	if err := t.run(r.Context(), sb); err != nil && r.Context().Err() == nil {
 		t.send(r.Context(), control{Type: "error", Message: answerOf(err, codeTransport).Text})
 		_ = ws.Close(websocket.StatusInternalError, "")
 	}
@@ -111,10 +111,10 @@ func (t *terminal) send(ctx context.Context, m control) {
 }
 
 // run serves the connection until the program has ended or the client is gone.
-func (t *terminal) run(ctx context.Context, box Box) error {
+func (t *terminal) run(ctx context.Context, sb Sandbox) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	p, err := t.running(ctx, box)
+	p, err := t.running(ctx, sb)
 	if err != nil {
 		return err
 	}
@@ -128,7 +128,7 @@ func (t *terminal) run(ctx context.Context, box Box) error {
 		return nil // it was closed again
 	}
 	cmd, typed := t.command(first)
-	p, mine, err := t.start(ctx, box, cmd)
+	p, mine, err := t.start(ctx, sb, cmd)
 	switch {
 	case err != nil:
 		return err
@@ -154,29 +154,29 @@ func (t *terminal) command(first []byte) (cmd sandbox.Command, typed bool) {
 
 // running connects to the program that runs on the terminal of the session. It
 // returns nil if there is none.
-func (t *terminal) running(ctx context.Context, box Box) (driver.Process, error) {
+func (t *terminal) running(ctx context.Context, sb Sandbox) (driver.Process, error) {
 	if t.session == "" {
 		return nil, nil
 	}
-	s, _, err := loadSession(ctx, box.Files(), t.session)
+	s, _, err := loadSession(ctx, sb.Files(), t.session)
 	if err != nil || s.Terminal == "" {
 		return nil, err
 	}
-	all, err := box.Processes(ctx)
+	all, err := sb.Processes(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if !slices.ContainsFunc(all, func(p sandbox.ProcessInfo) bool { return p.ID == s.Terminal && p.Running && p.TTY }) {
 		return nil, nil
 	}
-	return box.Reconnect(ctx, s.Terminal)
+	return sb.Reconnect(ctx, s.Terminal)
 }
 
 // start starts a program. mine is false if another client of the session has
 // started one meanwhile.
-func (t *terminal) start(ctx context.Context, box Box, cmd sandbox.Command) (p driver.Process, mine bool, err error) {
+func (t *terminal) start(ctx context.Context, sb Sandbox, cmd sandbox.Command) (p driver.Process, mine bool, err error) {
 	if t.session == "" {
-		p, err = box.Exec(ctx, cmd)
+		p, err = sb.Exec(ctx, cmd)
 		return p, true, err
 	}
 	release, err := t.lock(ctx)
@@ -184,22 +184,22 @@ func (t *terminal) start(ctx context.Context, box Box, cmd sandbox.Command) (p d
 		return nil, false, err
 	}
 	defer release()
-	if p, err := t.running(ctx, box); p != nil || err != nil {
+	if p, err := t.running(ctx, sb); p != nil || err != nil {
 		return p, false, err
 	}
-	if err := inSession(ctx, box, t.session, &cmd); err != nil {
+	if err := inSession(ctx, sb, t.session, &cmd); err != nil {
 		return nil, false, err
 	}
 	cmd.Background = true
-	if p, err = box.Exec(ctx, cmd); err != nil {
+	if p, err = sb.Exec(ctx, cmd); err != nil {
 		return nil, false, err
 	}
-	s, found, err := loadSession(ctx, box.Files(), t.session)
+	s, found, err := loadSession(ctx, sb.Files(), t.session)
 	if err == nil && !found {
-		err = roomForSession(ctx, box.Files())
+		err = roomForSession(ctx, sb.Files())
 	}
 	if s.Terminal = p.Info().ID; err == nil {
-		err = s.save(ctx, box.Files(), t.session)
+		err = s.save(ctx, sb.Files(), t.session)
 	}
 	if err != nil {
 		late, cancel := late(ctx)

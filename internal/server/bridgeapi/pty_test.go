@@ -19,10 +19,10 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// stub is a box whose commands are controlled by the test. Closing a command
+// stub is a sandbox whose commands are controlled by the test. Closing a command
 // ends it as if it was killed.
 type stub struct {
-	Box
+	Sandbox
 	started chan *stubProcess
 }
 
@@ -77,9 +77,9 @@ func (p *stubProcess) Close() error {
 	return nil
 }
 
-// serve serves a box to clients with the key "key", and returns the address of
+// serve serves a sandbox to clients with the key "key", and returns the address of
 // its routes.
-func serve(t *testing.T, box Box, opts Options) string {
+func serve(t *testing.T, sb Sandbox, opts Options) string {
 	opts.Logger = slog.New(slog.DiscardHandler)
 	h := New(Services{
 		Allow: func(context.Context, ops.Op) error { return nil },
@@ -89,7 +89,7 @@ func serve(t *testing.T, box Box, opts Options) string {
 			}
 			return ctx, "tenant", nil
 		},
-		Open: func(context.Context, string) (Box, error) { return box, nil },
+		Open: func(context.Context, string) (Sandbox, error) { return sb, nil },
 	}, opts)
 	srv := httptest.NewServer(h)
 	t.Cleanup(srv.Close)
@@ -146,12 +146,12 @@ func (c terminalClient) wantText(want string) {
 
 func TestTerminalRunsACommandLine(t *testing.T) {
 	t.Parallel()
-	box := &stub{started: make(chan *stubProcess, 1)}
-	c := dial(t, serve(t, box, Options{})+"/pty?cols=100&rows=30&authorization=Bearer%20key")
+	sb := &stub{started: make(chan *stubProcess, 1)}
+	c := dial(t, serve(t, sb, Options{})+"/pty?cols=100&rows=30&authorization=Bearer%20key")
 	c.send(websocket.MessageText, `{"type":"resize","cols":0,"rows":5}`)
 	c.wantText(`{"type":"error","message":"not a resize message with positive cols and rows"}`)
 	c.send(websocket.MessageBinary, "sh -lc 'cd /workspace &&\nmake'\n")
-	p := <-box.started
+	p := <-sb.started
 	if got := strings.Join(p.cmd.Args, "|"); got != "sh|-lc|cd /workspace &&\nmake" || *p.cmd.TTY != (sandbox.WindowSize{Cols: 100, Rows: 30}) {
 		t.Errorf("it ran %q on %v", got, p.cmd.TTY)
 	}
@@ -181,10 +181,10 @@ func TestTerminalRunsACommandLine(t *testing.T) {
 func TestTerminalTypesIntoAShell(t *testing.T) {
 	t.Parallel()
 	for first, shell := range map[string]string{"l": "", "ls | wc\n": "zsh", "cd /tmp\n": ""} {
-		box := &stub{started: make(chan *stubProcess, 1)}
-		c := dial(t, serve(t, box, Options{})+"/pty?authorization=bearer%20key&shell="+shell)
+		sb := &stub{started: make(chan *stubProcess, 1)}
+		c := dial(t, serve(t, sb, Options{})+"/pty?authorization=bearer%20key&shell="+shell)
 		c.send(websocket.MessageBinary, first)
-		p := <-box.started
+		p := <-sb.started
 		want := shell
 		if want == "" {
 			want = "bash"
@@ -203,10 +203,10 @@ func TestTerminalTypesIntoAShell(t *testing.T) {
 
 func TestTerminalWhoseProgramDoesNotRead(t *testing.T) {
 	t.Parallel()
-	box := &stub{started: make(chan *stubProcess, 1)}
-	c := dial(t, serve(t, box, Options{})+"/pty?authorization=Bearer%20key")
+	sb := &stub{started: make(chan *stubProcess, 1)}
+	c := dial(t, serve(t, sb, Options{})+"/pty?authorization=Bearer%20key")
 	c.send(websocket.MessageBinary, "cat\n")
-	p := <-box.started
+	p := <-sb.started
 	for range 2 + maxInput/maxFrame {
 		if c.ws.Write(t.Context(), websocket.MessageBinary, make([]byte, maxFrame-1)) != nil {
 			break
@@ -276,16 +276,16 @@ func TestTerminalRefuses(t *testing.T) {
 
 func TestExecEndsWithItsCaller(t *testing.T) {
 	t.Parallel()
-	box := &stub{started: make(chan *stubProcess, 1)}
+	sb := &stub{started: make(chan *stubProcess, 1)}
 	ctx, cancel := context.WithCancel(t.Context())
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, serve(t, box, Options{})+"/exec", strings.NewReader(`{"argv":["sleep","100"]}`))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, serve(t, sb, Options{})+"/exec", strings.NewReader(`{"argv":["sleep","100"]}`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.Header.Set("Authorization", "Bearer key")
 	go func() {
-		p := <-box.started
-		box.started <- p
+		p := <-sb.started
+		sb.started <- p
 		_, _ = io.WriteString(p.outW, "h\xc3") // half a character is held back until the other half arrives
 		_, _ = io.WriteString(p.outW, "\xa9")
 	}()
@@ -300,7 +300,7 @@ func TestExecEndsWithItsCaller(t *testing.T) {
 		t.Fatalf("%q, %v", got, err)
 	}
 	cancel()
-	<-(<-box.started).ended
+	<-(<-sb.started).ended
 }
 
 func TestExecOfALostSandbox(t *testing.T) {
@@ -310,13 +310,13 @@ func TestExecOfALostSandbox(t *testing.T) {
 		sandbox.ReasonTimeout: `event: error` + "\n" + `data: {"error":"the command took too long and was killed","code":"exec_timeout"}` + "\n\n",
 		sandbox.ReasonMemory:  `event: exit` + "\n" + `data: {"exit_code":137}` + "\n\n",
 	} {
-		box := &stub{started: make(chan *stubProcess, 1)}
+		sb := &stub{started: make(chan *stubProcess, 1)}
 		go func() {
-			p := <-box.started
+			p := <-sb.started
 			p.end(sandbox.Exit{Code: 137, Signal: 9, Reason: reason})
 			_ = p.outW.Close()
 		}()
-		r := httptest.NewRequest(http.MethodPost, serve(t, box, Options{quiet: time.Millisecond})+"/exec", strings.NewReader(`{"argv":["x"]}`))
+		r := httptest.NewRequest(http.MethodPost, serve(t, sb, Options{quiet: time.Millisecond})+"/exec", strings.NewReader(`{"argv":["x"]}`))
 		r.RequestURI = ""
 		r.Header.Set("Authorization", "Bearer key")
 		resp, err := http.DefaultClient.Do(r)

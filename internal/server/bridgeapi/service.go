@@ -26,7 +26,7 @@ type Services struct {
 	// tenant of the key.
 	Authenticate func(ctx context.Context, key string) (_ context.Context, tenant string, err error)
 	// Open returns a running sandbox. A paused sandbox is resumed first.
-	Open func(ctx context.Context, ref string) (Box, error)
+	Open func(ctx context.Context, ref string) (Sandbox, error)
 	// Allow returns CodeDenied, and records that, if the caller may not carry out an
 	// operation.
 	Allow func(ctx context.Context, op ops.Op) error
@@ -77,8 +77,8 @@ type Profiles interface {
 	Get(ctx context.Context, name string, version int64) (durable.StoredProfile, error)
 }
 
-// Box is a running sandbox.
-type Box interface {
+// Sandbox is a running sandbox.
+type Sandbox interface {
 	Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error)
 	// Processes, Reconnect and Kill are those of driver.ProcessManager.
 	Processes(ctx context.Context) ([]sandbox.ProcessInfo, error)

@@ -180,12 +180,12 @@ func (h *Handler) createSession(w http.ResponseWriter, r *http.Request, c *call)
 			return err
 		}
 	}
-	box, release, err := h.openLocked(r.Context(), c)
+	sb, release, err := h.openLocked(r.Context(), c)
 	if err != nil {
 		return err
 	}
 	defer release()
-	if err := addSession(r.Context(), box.Files(), req.ID, &s); err != nil {
+	if err := addSession(r.Context(), sb.Files(), req.ID, &s); err != nil {
 		return err
 	}
 	writeJSON(w, http.StatusOK, struct {
@@ -248,16 +248,16 @@ func (h *Handler) deleteSession(w http.ResponseWriter, r *http.Request, c *call)
 	case err != nil:
 		return err
 	}
-	box, release, err := h.openLocked(r.Context(), c)
+	sb, release, err := h.openLocked(r.Context(), c)
 	if err != nil {
 		return err
 	}
 	defer release()
-	s, _, err := loadSession(r.Context(), box.Files(), id)
+	s, _, err := loadSession(r.Context(), sb.Files(), id)
 	if _, damaged := errors.AsType[*problem](err); err != nil && !damaged {
 		return err
 	}
-	switch err := box.Files().Remove(r.Context(), sessionFile(id), true); {
+	switch err := sb.Files().Remove(r.Context(), sessionFile(id), true); {
 	case sandbox.CodeOf(err) == sandbox.CodeNotFound:
 		return missing
 	case err != nil:
@@ -265,7 +265,7 @@ func (h *Handler) deleteSession(w http.ResponseWriter, r *http.Request, c *call)
 	}
 	h.active.end(c.key() + "/" + id)
 	if s.Terminal != "" {
-		_ = box.Kill(r.Context(), s.Terminal, int(unix.SIGKILL)) // it may have ended
+		_ = sb.Kill(r.Context(), s.Terminal, int(unix.SIGKILL)) // it may have ended
 	}
 	writeJSON(w, http.StatusOK, struct {
 		Success bool      `json:"success"`
@@ -316,23 +316,23 @@ var changes = map[string]func(ctx context.Context, files Files, s *shellSession,
 }
 
 // change runs a command that changes a session.
-func (h *Handler) change(w http.ResponseWriter, r *http.Request, c *call, box Box, id string, args []string) error {
+func (h *Handler) change(w http.ResponseWriter, r *http.Request, c *call, sb Sandbox, id string, args []string) error {
 	release, err := h.locks.Take(r.Context(), c.key())
 	if err != nil {
 		return err
 	}
 	defer release()
-	s, found, err := loadSession(r.Context(), box.Files(), id)
+	s, found, err := loadSession(r.Context(), sb.Files(), id)
 	if err != nil {
 		return err
 	}
 	if !found {
-		if err := roomForSession(r.Context(), box.Files()); err != nil {
+		if err := roomForSession(r.Context(), sb.Files()); err != nil {
 			return err
 		}
 	}
-	if err = changes[args[0]](r.Context(), box.Files(), &s, args[1:]); err == nil {
-		err = s.save(r.Context(), box.Files(), id)
+	if err = changes[args[0]](r.Context(), sb.Files(), &s, args[1:]); err == nil {
+		err = s.save(r.Context(), sb.Files(), id)
 	}
 	out := begin(w)
 	exit := sandbox.Exit{}

@@ -61,9 +61,9 @@ type accountCache struct {
 const lately = time.Second
 
 // findLately is find for callers that need only the name of the user.
-func (c *accountCache) findLately(ctx context.Context, box Box, user string, def defaults) (account, error) {
+func (c *accountCache) findLately(ctx context.Context, sb Sandbox, user string, def defaults) (account, error) {
 	c.mu.Lock()
-	n := c.known[box.ID()]
+	n := c.known[sb.ID()]
 	fresh := n != nil && time.Since(n.seen) < lately
 	c.mu.Unlock()
 	if fresh {
@@ -71,18 +71,18 @@ func (c *accountCache) findLately(ctx context.Context, box Box, user string, def
 			return a, nil
 		}
 	}
-	return c.find(ctx, box, user, def)
+	return c.find(ctx, sb, user, def)
 }
 
 // find returns a user of a sandbox by name.
-func (c *accountCache) find(ctx context.Context, box Box, user string, def defaults) (account, error) {
-	n, err := c.names(ctx, box)
+func (c *accountCache) find(ctx context.Context, sb Sandbox, user string, def defaults) (account, error) {
+	n, err := c.names(ctx, sb)
 	if err != nil {
 		return account{}, err
 	}
 	if n.lacks(user, def) {
-		if makeUser(ctx, box) == nil {
-			made, err := c.names(ctx, box)
+		if makeUser(ctx, sb) == nil {
+			made, err := c.names(ctx, sb)
 			if err != nil {
 				return account{}, err
 			}
@@ -112,8 +112,8 @@ func (n *names) lacks(user string, def defaults) bool {
 }
 
 // makeUser creates the user "user" in a sandbox whose image lacks it.
-func makeUser(ctx context.Context, box Box) error {
-	_, err := output(ctx, box, sandbox.Command{Args: userCommand(defaultUser), User: "root", Dir: "/"})
+func makeUser(ctx context.Context, sb Sandbox) error {
+	_, err := output(ctx, sb, sandbox.Command{Args: userCommand(defaultUser), User: "root", Dir: "/"})
 	return err
 }
 
@@ -173,14 +173,14 @@ func (n *names) ownAccount(def defaults) (account, error) {
 	return account{user, l.home, l.shell, cmp.Or(def.dir, l.home), n}, nil
 }
 
-func (c *accountCache) names(ctx context.Context, box Box) (*names, error) {
+func (c *accountCache) names(ctx context.Context, sb Sandbox) (*names, error) {
 	now := time.Now()
-	stamp, err := stampOf(ctx, box)
+	stamp, err := stampOf(ctx, sb)
 	if err != nil {
 		return nil, err
 	}
 	c.mu.Lock()
-	old := c.known[box.ID()]
+	old := c.known[sb.ID()]
 	same := old != nil && old.stamp == stamp
 	if same {
 		old.seen = now
@@ -191,7 +191,7 @@ func (c *accountCache) names(ctx context.Context, box Box) (*names, error) {
 	}
 	n := &names{stamp: stamp, seen: now, logins: map[string]login{"root": {"/root", defaultShell}}, users: map[uint32]string{0: "root"}, groups: map[uint32]string{0: "root"}}
 	for i, file := range nameFiles {
-		text, err := readNames(ctx, box, file)
+		text, err := readNames(ctx, sb, file)
 		if err != nil {
 			return nil, err
 		}
@@ -202,16 +202,16 @@ func (c *accountCache) names(ctx context.Context, box Box) (*names, error) {
 	if c.known == nil || len(c.known) >= maxAccounts {
 		c.known = map[sandbox.ID]*names{}
 	}
-	c.known[box.ID()] = n
+	c.known[sb.ID()] = n
 	return n, nil
 }
 
 // stampOf returns the state of both files.
-func stampOf(ctx context.Context, box Box) (stamp [2]sandbox.FileInfo, err error) {
+func stampOf(ctx context.Context, sb Sandbox) (stamp [2]sandbox.FileInfo, err error) {
 	var failed [2]error
 	var work sync.WaitGroup
 	for i, file := range nameFiles {
-		work.Go(func() { stamp[i], failed[i] = box.Files().Stat(ctx, file) })
+		work.Go(func() { stamp[i], failed[i] = sb.Files().Stat(ctx, file) })
 	}
 	work.Wait()
 	for i, err := range failed {
@@ -223,8 +223,8 @@ func stampOf(ctx context.Context, box Box) (stamp [2]sandbox.FileInfo, err error
 }
 
 // readNames reads a file of names. A file that cannot be read is empty.
-func readNames(ctx context.Context, box Box, file string) (string, error) {
-	r, _, err := box.Files().Read(ctx, file, driver.ReadOptions{Length: maxNames})
+func readNames(ctx context.Context, sb Sandbox, file string) (string, error) {
+	r, _, err := sb.Files().Read(ctx, file, driver.ReadOptions{Length: maxNames})
 	if code := sandbox.CodeOf(err); code == sandbox.CodeNotFound || code == sandbox.CodeInvalid {
 		return "", nil
 	} else if err != nil {

@@ -238,8 +238,8 @@ func (c *command) sayEnd(f *follower, flush *flusher, send func(*envd.ProcessEve
 	}
 }
 
-// hurry ends the command without waiting for more output.
-func (c *command) hurry() { c.hurryOnce.Do(func() { close(c.hurried) }) }
+// endNow ends the command without waiting for more output.
+func (c *command) endNow() { c.hurryOnce.Do(func() { close(c.hurried) }) }
 
 // input writes to the command. It may block.
 func (c *command) input(in *envd.ProcessInput) error {

@@ -16,8 +16,8 @@ const remembered = 30 * time.Second
 
 // commandKey identifies a command.
 type commandKey struct {
-	box sandbox.ID
-	id  string
+	sandbox sandbox.ID
+	id      string
 }
 
 // commands contains the commands that callers started or connected to.
@@ -29,13 +29,13 @@ type commands struct {
 }
 
 // add adds a new process.
-func (s *commands) add(box sandbox.ID, p driver.Process, req *envd.StartRequest) (*command, *follower) {
+func (s *commands) add(sb sandbox.ID, p driver.Process, req *envd.StartRequest) (*command, *follower) {
 	c := newCommand(p, req.Process, req.Tag)
 	c.noMore = req.PTY == nil && req.Stdin != nil && !*req.Stdin
 	f := c.join() // before reading, so that the starter misses nothing
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.keep(commandKey{box, p.Info().ID}, c)
+	s.keep(commandKey{sb, p.Info().ID}, c)
 	return c, f
 }
 
@@ -66,22 +66,22 @@ func (s *commands) forget(key commandKey, c *command) {
 	}
 }
 
-func (s *commands) get(box sandbox.ID, id string) *command {
+func (s *commands) get(sb sandbox.ID, id string) *command {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.known[commandKey{box, id}]
+	return s.known[commandKey{sb, id}]
 }
 
 // find returns the command of a sandbox for a selector. It finds commands of an
 // earlier daemon by PID.
-func (s *commands) find(ctx context.Context, box Box, sel *envd.ProcessSelector) (*command, error) {
+func (s *commands) find(ctx context.Context, sb Sandbox, sel *envd.ProcessSelector) (*command, error) {
 	if sel == nil || sel.PID == nil && sel.Tag == nil {
 		return nil, invalid("process", "none named")
 	}
 	s.mu.Lock()
 	var found *command
 	for key, c := range s.known {
-		if key.box != box.ID() || found != nil && !c.running() {
+		if key.sandbox != sb.ID() || found != nil && !c.running() {
 			continue
 		}
 		if sel.PID != nil && uint32(c.process.Info().PID) == *sel.PID || sel.Tag != nil && c.tag != nil && *c.tag == *sel.Tag {
@@ -95,11 +95,11 @@ func (s *commands) find(ctx context.Context, box Box, sel *envd.ProcessSelector)
 	if sel.PID == nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Message: fmt.Sprintf("process with tag %.80s not found", *sel.Tag)}
 	}
-	return s.reconnect(ctx, box, *sel.PID)
+	return s.reconnect(ctx, sb, *sel.PID)
 }
 
-func (s *commands) reconnect(ctx context.Context, box Box, pid uint32) (*command, error) {
-	all, err := box.Processes(targetOf(ctx).own)
+func (s *commands) reconnect(ctx context.Context, sb Sandbox, pid uint32) (*command, error) {
+	all, err := sb.Processes(targetOf(ctx).own)
 	if err != nil {
 		return nil, err
 	}
@@ -107,13 +107,13 @@ func (s *commands) reconnect(ctx context.Context, box Box, pid uint32) (*command
 		if uint32(info.PID) != pid || !info.Running || !info.Background || len(info.Args) == 0 {
 			continue
 		}
-		p, err := box.Reconnect(ctx, info.ID)
+		p, err := sb.Reconnect(ctx, info.ID)
 		if err != nil {
 			return nil, err
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		key := commandKey{box.ID(), info.ID}
+		key := commandKey{sb.ID(), info.ID}
 		if c := s.known[key]; c != nil {
 			return c, p.Close()
 		}

@@ -232,19 +232,19 @@ func (h *envdAPI) answer(w http.ResponseWriter, r *http.Request, err error) {
 // guest opens the sandboxes of requests.
 type guest struct {
 	*common
-	openBox  func(ctx context.Context, ref string) (Box, error)
-	entrance Entrance
-	accounts accountCache
+	openSandbox func(ctx context.Context, ref string) (Sandbox, error)
+	entrance    Entrance
+	accounts    accountCache
 }
 
 // open returns the sandbox of a request. If the sandbox does not run, open
 // returns CodeGone.
-func (h *guest) open(ctx context.Context) (Box, error) {
-	box, err := h.openBox(ctx, string(targetOf(ctx).ID))
+func (h *guest) open(ctx context.Context) (Sandbox, error) {
+	sb, err := h.openSandbox(ctx, string(targetOf(ctx).ID))
 	if code := sandbox.CodeOf(err); code == sandbox.CodeNotFound || code == sandbox.CodeConflict {
 		return nil, &sandbox.Error{Code: sandbox.CodeGone, Message: "the sandbox is not running", Hint: "connect to it first", Cause: err}
 	}
-	return box, err
+	return sb, err
 }
 
 // envdMetrics sends the metrics of a sandbox in the format of the data plane.
@@ -263,11 +263,11 @@ func (h *envdAPI) envdMetrics(w http.ResponseWriter, r *http.Request) error {
 
 // envs sends the environment of commands, without the variables of every login.
 func (h *envdAPI) envs(w http.ResponseWriter, r *http.Request) error {
-	box, err := h.open(r.Context())
+	sb, err := h.open(r.Context())
 	if err != nil {
 		return err
 	}
-	out, err := output(r.Context(), box, sandbox.Command{Args: []string{"/usr/bin/env", "-0"}})
+	out, err := output(r.Context(), sb, sandbox.Command{Args: []string{"/usr/bin/env", "-0"}})
 	if err != nil {
 		return err
 	}
@@ -378,9 +378,9 @@ const maxMessage = 16 << 20
 
 // call is the sandbox and the user of a call of a procedure.
 type call struct {
-	box    Box
-	user   account
-	header http.Header
+	sandbox Sandbox
+	user    account
+	header  http.Header
 
 	metadata map[string]string // of uploaded files
 }
@@ -391,7 +391,7 @@ func (h *guest) call(ctx context.Context, procedure string, does []ops.Op, heade
 	if err := h.allow(ctx, targetOf(ctx).ID, does); err != nil {
 		return nil, err
 	}
-	box, err := h.open(ctx)
+	sb, err := h.open(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -401,9 +401,9 @@ func (h *guest) call(ctx context.Context, procedure string, does []ops.Op, heade
 	if strings.HasPrefix(procedure, "/process.Process/") {
 		find = h.accounts.findLately
 	}
-	user, err := find(targetOf(ctx).own, box, name, defaultsOf(&targetOf(ctx).Sandbox))
+	user, err := find(targetOf(ctx).own, sb, name, defaultsOf(&targetOf(ctx).Sandbox))
 	if err != nil {
 		return nil, err
 	}
-	return &call{box: box, user: user, header: header}, nil
+	return &call{sandbox: sb, user: user, header: header}, nil
 }

@@ -24,15 +24,15 @@ type fileAPI struct{ *guest }
 
 // fileCall identifies the user for a transfer.
 func (h *fileAPI) fileCall(r *http.Request) (*call, error) {
-	box, err := h.open(r.Context())
+	sb, err := h.open(r.Context())
 	if err != nil {
 		return nil, err
 	}
-	user, err := h.accounts.findLately(targetOf(r.Context()).own, box, r.URL.Query().Get("username"), defaultsOf(&targetOf(r.Context()).Sandbox))
+	user, err := h.accounts.findLately(targetOf(r.Context()).own, sb, r.URL.Query().Get("username"), defaultsOf(&targetOf(r.Context()).Sandbox))
 	if err != nil {
 		return nil, err
 	}
-	return &call{box: box, user: user, header: r.Header}, nil
+	return &call{sandbox: sb, user: user, header: r.Header}, nil
 }
 
 // download sends a file, or parts of it.
@@ -66,7 +66,7 @@ func (h *fileAPI) download(w http.ResponseWriter, r *http.Request) error {
 	} else if ok {
 		return sendWhole(w, r, info.ModTime, whole, zip)
 	}
-	content := &seekable{ctx: r.Context(), files: c.box.Files(), info: info}
+	content := &seekable{ctx: r.Context(), files: c.sandbox.Files(), info: info}
 	defer content.close()
 	if zip && r.Header.Get("Range") == "" {
 		head.Set("Content-Encoding", "gzip")
@@ -89,7 +89,7 @@ func (c *call) whole(ctx context.Context, info sandbox.FileInfo) (io.ReadCloser,
 	if info.Size > maxWhole {
 		return nil, false, nil
 	}
-	open, _, err := c.box.Files().Read(ctx, info.Path, driver.ReadOptions{})
+	open, _, err := c.sandbox.Files().Read(ctx, info.Path, driver.ReadOptions{})
 	return open, true, err
 }
 
@@ -358,9 +358,9 @@ func (c *call) write(ctx context.Context, given string, from io.Reader) (uploade
 		at = info.Path // write through the link instead of replacing it
 	}
 	u := uploaded{Path: p, Name: path.Base(p), Type: "file"}
-	_, err = c.box.Files().Overwrite(ctx, at, from, driver.OverwriteOptions{Owner: c.user.name, Namespace: metadataNamespace, Attributes: c.metadata})
+	_, err = c.sandbox.Files().Overwrite(ctx, at, from, driver.OverwriteOptions{Owner: c.user.name, Namespace: metadataNamespace, Attributes: c.metadata})
 	if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
-		_, err = c.box.Files().Write(ctx, at, from, driver.WriteOptions{Owner: c.user.name})
+		_, err = c.sandbox.Files().Write(ctx, at, from, driver.WriteOptions{Owner: c.user.name})
 		return u, err
 	}
 	u.Metadata = c.metadata

@@ -56,7 +56,7 @@ func (h *filesystemAPI) makeDir(ctx context.Context, c *call, req *envd.PathRequ
 	case sandbox.CodeOf(err) != sandbox.CodeNotFound:
 		return nil, err
 	}
-	if err := c.box.Files().Mkdir(ctx, p, driver.MkdirOptions{Parents: true, Owner: c.user.name}); err != nil {
+	if err := c.sandbox.Files().Mkdir(ctx, p, driver.MkdirOptions{Parents: true, Owner: c.user.name}); err != nil {
 		return nil, err
 	}
 	return c.entryAt(ctx, p)
@@ -71,7 +71,7 @@ func (h *filesystemAPI) move(ctx context.Context, c *call, req *envd.MoveRequest
 	if err != nil {
 		return nil, err
 	}
-	files := c.box.Files()
+	files := c.sandbox.Files()
 	if _, err := files.Stat(ctx, from); err != nil {
 		return nil, err
 	}
@@ -89,7 +89,7 @@ func (h *filesystemAPI) remove(ctx context.Context, c *call, req *envd.PathReque
 	if err != nil {
 		return nil, err
 	}
-	if err = c.box.Files().Remove(ctx, p, true); sandbox.CodeOf(err) == sandbox.CodeNotFound {
+	if err = c.sandbox.Files().Remove(ctx, p, true); sandbox.CodeOf(err) == sandbox.CodeNotFound {
 		err = nil
 	}
 	return &envd.Empty{}, err
@@ -132,14 +132,14 @@ func (c *call) entryAt(ctx context.Context, p string) (*envd.EntryResponse, erro
 
 // details describes the file at a path. It does not follow a link in the last element.
 func (c *call) details(ctx context.Context, p string) (sandbox.FileDetails, error) {
-	for all, err := range c.box.Files().Describe(ctx, p, 0) {
+	for all, err := range c.sandbox.Files().Describe(ctx, p, 0) {
 		if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
 			break
 		}
 		all.Path = p
 		return all, err
 	}
-	info, err := c.box.Files().Stat(ctx, p)
+	info, err := c.sandbox.Files().Stat(ctx, p)
 	info.Path = p
 	return sandbox.FileDetails{FileInfo: info, StatSize: info.Size}, err
 }
@@ -147,7 +147,7 @@ func (c *call) details(ctx context.Context, p string) (sandbox.FileDetails, erro
 // below describes the files below a directory.
 func (c *call) below(ctx context.Context, p string, depth int) iter.Seq2[sandbox.FileDetails, error] {
 	return func(yield func(sandbox.FileDetails, error) bool) {
-		for all, err := range c.box.Files().Describe(ctx, p, depth) {
+		for all, err := range c.sandbox.Files().Describe(ctx, p, depth) {
 			if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
 				c.listed(ctx, p, depth, yield)
 				return
@@ -161,7 +161,7 @@ func (c *call) below(ctx context.Context, p string, depth int) iter.Seq2[sandbox
 
 // listed yields entries of sandboxes that do not support Describe.
 func (c *call) listed(ctx context.Context, p string, depth int, yield func(sandbox.FileDetails, error) bool) {
-	for info, err := range c.box.Files().List(ctx, p, driver.ListOptions{Depth: depth}) {
+	for info, err := range c.sandbox.Files().List(ctx, p, driver.ListOptions{Depth: depth}) {
 		if !yield(sandbox.FileDetails{FileInfo: info, StatSize: info.Size}, err) {
 			return
 		}
@@ -234,7 +234,7 @@ const maxLinks = 40
 // resolve follows all links of a path, and returns the target's description and
 // path.
 func (c *call) resolve(ctx context.Context, p string) (sandbox.FileInfo, error) {
-	files := c.box.Files()
+	files := c.sandbox.Files()
 	rest, at := strings.Split(strings.Trim(p, "/"), "/"), "/"
 	info, err := files.Stat(ctx, p)
 	if err != nil || info.Type != sandbox.TypeSymlink {

@@ -77,7 +77,7 @@ func New(s Services, opts Options) *Handler {
 	}
 	c := &common{opts, tokens{opts.Secret}, s.Rights}
 	h := &Handler{common: c, entrance: s.Entrance}
-	inside := &guest{common: c, openBox: s.Open, entrance: s.Entrance}
+	inside := &guest{common: c, openSandbox: s.Open, entrance: s.Entrance}
 	metrics := &metricsAPI{finder{s.Sandboxes}, s.Usage}
 	h.control = h.controlPlane(&s, metrics)
 	h.envd = h.dataPlane(inside, metrics)

@@ -38,11 +38,11 @@ func (e *StartError) Unwrap() error { return e.Cause }
 // interpret connects to the code interpreter, which runs as the user of the code.
 func (h *portAPI) interpret(ctx context.Context, id sandbox.ID) (net.Conn, error) {
 	return h.interpreter.Dial(ctx, id, func(ctx context.Context) (InterpreterAccount, error) {
-		box, err := h.openBox(ctx, string(id))
+		sb, err := h.openSandbox(ctx, string(id))
 		if err != nil {
 			return InterpreterAccount{}, err
 		}
-		user, err := h.accounts.find(ctx, box, "", defaults{})
+		user, err := h.accounts.find(ctx, sb, "", defaults{})
 		return InterpreterAccount{
 			User: user.name, Dir: user.home,
 			Env: map[string]string{"E2B_SANDBOX": "true", "E2B_SANDBOX_ID": publicID(id), "PYTHONDONTWRITEBYTECODE": "1"},

@@ -44,7 +44,7 @@ func (h *processAPI) start(ctx context.Context, c *call, req *envd.StartRequest,
 	if err != nil {
 		return err
 	}
-	p, err := c.box.Exec(ctx, *cmd)
+	p, err := c.sandbox.Exec(ctx, *cmd)
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (h *processAPI) start(ctx context.Context, c *call, req *envd.StartRequest,
 		}
 		return err
 	}
-	run, f := h.commands.add(c.box.ID(), p, req)
+	run, f := h.commands.add(c.sandbox.ID(), p, req)
 	return run.follow(ctx, c.header, f, out)
 }
 
@@ -93,7 +93,7 @@ func (h *processAPI) command(ctx context.Context, c *call, req *envd.StartReques
 	if err != nil {
 		return nil, err
 	}
-	if _, err := c.box.Files().Stat(t.own, dir); sandbox.CodeOf(err) == sandbox.CodeNotFound {
+	if _, err := c.sandbox.Files().Stat(t.own, dir); sandbox.CodeOf(err) == sandbox.CodeNotFound {
 		return nil, invalid("", "cwd '%s' does not exist", clip(dir))
 	}
 	cmd.Dir = dir
@@ -117,7 +117,7 @@ func windowSize(pty *envd.PTY) (*sandbox.WindowSize, error) {
 }
 
 func (h *processAPI) connectProcess(ctx context.Context, c *call, req *envd.ConnectRequest, out *processStream) error {
-	run, err := h.commands.find(ctx, c.box, req.Process)
+	run, err := h.commands.find(ctx, c.sandbox, req.Process)
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,7 @@ func (h *processAPI) connectProcess(ctx context.Context, c *call, req *envd.Conn
 }
 
 func (h *processAPI) listProcesses(ctx context.Context, c *call, _ *envd.Empty) (*envd.ListResponse, error) {
-	all, err := c.box.Processes(ctx)
+	all, err := c.sandbox.Processes(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -135,7 +135,7 @@ func (h *processAPI) listProcesses(ctx context.Context, c *call, _ *envd.Empty) 
 			continue
 		}
 		p := &envd.ProcessInfo{PID: uint32(info.PID), Config: &envd.ProcessConfig{Cmd: info.Args[0], Args: info.Args[1:]}}
-		if run := h.commands.get(c.box.ID(), info.ID); run != nil {
+		if run := h.commands.get(c.sandbox.ID(), info.ID); run != nil {
 			p.Config, p.Tag = run.config, run.tag
 		}
 		res.Processes = append(res.Processes, p)
@@ -144,7 +144,7 @@ func (h *processAPI) listProcesses(ctx context.Context, c *call, _ *envd.Empty) 
 }
 
 func (h *processAPI) updateProcess(ctx context.Context, c *call, req *envd.UpdateRequest) (*envd.Empty, error) {
-	run, err := h.commands.find(ctx, c.box, req.Process)
+	run, err := h.commands.find(ctx, c.sandbox, req.Process)
 	if err != nil || req.PTY == nil {
 		return &envd.Empty{}, err
 	}
@@ -156,7 +156,7 @@ func (h *processAPI) updateProcess(ctx context.Context, c *call, req *envd.Updat
 }
 
 func (h *processAPI) sendInput(ctx context.Context, c *call, req *envd.SendInputRequest) (*envd.Empty, error) {
-	run, err := h.commands.find(ctx, c.box, req.Process)
+	run, err := h.commands.find(ctx, c.sandbox, req.Process)
 	if err != nil {
 		return nil, err
 	}
@@ -174,7 +174,7 @@ func (h *processAPI) streamInput(ctx context.Context, in *connect.ClientStream[e
 		m := in.Msg()
 		switch {
 		case m.Start != nil:
-			run, err = h.commands.find(ctx, c.box, m.Start.Process)
+			run, err = h.commands.find(ctx, c.sandbox, m.Start.Process)
 		case m.Data != nil && run == nil:
 			err = invalid("process", "input comes before the message that says whose it is")
 		case m.Data != nil:
@@ -191,11 +191,11 @@ func (h *processAPI) sendSignal(ctx context.Context, c *call, req *envd.SendSign
 	if req.Signal != envd.SIGKILL && req.Signal != envd.SIGTERM {
 		return nil, invalid("signal", "is neither SIGKILL nor SIGTERM")
 	}
-	run, err := h.commands.find(ctx, c.box, req.Process)
+	run, err := h.commands.find(ctx, c.sandbox, req.Process)
 	if err != nil {
 		return nil, err
 	}
-	run.hurry()
+	run.endNow()
 	if err := run.process.Signal(ctx, int(req.Signal)); err != nil {
 		return nil, err
 	}
@@ -213,7 +213,7 @@ func (h *processAPI) sendSignal(ctx context.Context, c *call, req *envd.SendSign
 const killTime = time.Second
 
 func (h *processAPI) closeStdin(ctx context.Context, c *call, req *envd.CloseStdinRequest) (*envd.Empty, error) {
-	run, err := h.commands.find(ctx, c.box, req.Process)
+	run, err := h.commands.find(ctx, c.sandbox, req.Process)
 	if err != nil {
 		return nil, err
 	}
@@ -239,8 +239,8 @@ func keepaliveOf(header http.Header) time.Duration {
 const maxOutput = 1 << 20
 
 // output runs one of our own commands and returns its output.
-func output(ctx context.Context, box Box, cmd sandbox.Command) (string, error) {
-	p, err := box.Exec(ctx, cmd)
+func output(ctx context.Context, sb Sandbox, cmd sandbox.Command) (string, error) {
+	p, err := sb.Exec(ctx, cmd)
 	if err != nil {
 		return "", err
 	}

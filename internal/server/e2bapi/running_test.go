@@ -50,7 +50,7 @@ func (c *changing) Resume(context.Context, string) (sandbox.Sandbox, error) {
 func (c *changing) handler(t *testing.T) *Handler {
 	h := New(Services{
 		Authenticate: func(ctx context.Context, _ string) (context.Context, string, error) { return ctx, "", nil },
-		Open:         func(context.Context, string) (Box, error) { return nil, c.opened },
+		Open:         func(context.Context, string) (Sandbox, error) { return nil, c.opened },
 		Sandboxes:    c, Lifecycle: c, Entrance: c, Rights: anything{},
 	}, Options{Secret: make([]byte, 32), Uploads: t.TempDir()})
 	t.Cleanup(func() { h.Close() })

@@ -29,7 +29,7 @@ type Services struct {
 	// tenant of the key.
 	Authenticate func(ctx context.Context, key string) (_ context.Context, tenant string, err error)
 	// Open returns a running sandbox.
-	Open func(ctx context.Context, ref string) (Box, error)
+	Open func(ctx context.Context, ref string) (Sandbox, error)
 	// HasImage reports whether an image is on this machine.
 	HasImage func(ctx context.Context, ref string) (bool, error)
 	// ECRLogin exchanges AWS keys for a login to the registry of their account,
@@ -185,8 +185,8 @@ type Workspaces interface {
 	WriteWorkspace(ctx context.Context, name string, do func(*os.Root) error) error
 }
 
-// Box is a running sandbox.
-type Box interface {
+// Sandbox is a running sandbox.
+type Sandbox interface {
 	ID() sandbox.ID
 	Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error)
 	driver.ProcessManager

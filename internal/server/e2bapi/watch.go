@@ -33,7 +33,7 @@ func (h *filesystemAPI) watch(ctx context.Context, c *call, req *envd.WatchReque
 			return nil, "", err
 		}
 	}
-	events, err := c.box.Files().Watch(ctx, p, req.Recursive)
+	events, err := c.sandbox.Files().Watch(ctx, p, req.Recursive)
 	return events, p, err
 }
 
@@ -126,9 +126,9 @@ const (
 
 // watcher collects events for a client that polls.
 type watcher struct {
-	box  sandbox.ID
-	stop context.CancelFunc
-	idle *time.Timer
+	sandbox sandbox.ID
+	stop    context.CancelFunc
+	idle    *time.Timer
 
 	mu      sync.Mutex
 	pending []*envd.FilesystemEvent
@@ -147,14 +147,14 @@ func (h *filesystemAPI) createWatcher(ctx context.Context, c *call, req *envd.Wa
 		stop()
 		return nil, err
 	}
-	w := &watcher{box: c.box.ID(), stop: stop}
+	w := &watcher{sandbox: c.sandbox.ID(), stop: stop}
 	id := rand.Text()
 	if err := h.watchers.add(id, w); err != nil {
 		stop()
 		return nil, err
 	}
 	h.watchers.work.Go(func() {
-		defer h.watchers.remove(id, w.box)
+		defer h.watchers.remove(id, w.sandbox)
 		for ev := range events {
 			if e := c.event(life, root, req, ev); e != nil {
 				w.put(e)
@@ -179,7 +179,7 @@ func (s *watchers) add(id string, w *watcher) error {
 	defer s.mu.Unlock()
 	n := 0
 	for _, other := range s.known {
-		if other.box == w.box {
+		if other.sandbox == w.sandbox {
 			n++
 		}
 	}
@@ -194,19 +194,19 @@ func (s *watchers) add(id string, w *watcher) error {
 	return nil
 }
 
-func (s *watchers) find(id string, box sandbox.ID) (*watcher, error) {
+func (s *watchers) find(id string, sb sandbox.ID) (*watcher, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	w := s.known[id]
-	if w == nil || w.box != box {
+	if w == nil || w.sandbox != sb {
 		return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Message: "there is no such watcher"}
 	}
 	w.idle.Reset(watcherLife)
 	return w, nil
 }
 
-func (s *watchers) remove(id string, box sandbox.ID) {
-	w, err := s.find(id, box)
+func (s *watchers) remove(id string, sb sandbox.ID) {
+	w, err := s.find(id, sb)
 	if err != nil {
 		return
 	}
@@ -228,7 +228,7 @@ func (s *watchers) close() {
 }
 
 func (h *filesystemAPI) watcherEvents(_ context.Context, c *call, req *envd.WatcherRef) (*envd.GetWatcherEventsResponse, error) {
-	w, err := h.watchers.find(req.WatcherID, c.box.ID())
+	w, err := h.watchers.find(req.WatcherID, c.sandbox.ID())
 	if err != nil {
 		return nil, err
 	}
@@ -240,9 +240,9 @@ func (h *filesystemAPI) watcherEvents(_ context.Context, c *call, req *envd.Watc
 }
 
 func (h *filesystemAPI) removeWatcher(_ context.Context, c *call, req *envd.WatcherRef) (*envd.Empty, error) {
-	if _, err := h.watchers.find(req.WatcherID, c.box.ID()); err != nil {
+	if _, err := h.watchers.find(req.WatcherID, c.sandbox.ID()); err != nil {
 		return nil, err
 	}
-	h.watchers.remove(req.WatcherID, c.box.ID())
+	h.watchers.remove(req.WatcherID, c.sandbox.ID())
 	return &envd.Empty{}, nil
 }

@@ -26,8 +26,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// boxes are two sandboxes with a port each, and their tokens.
-type boxes struct {
+// sandboxes are two sandboxes with a port each, and their tokens.
+type sandboxes struct {
 	ports map[string]net.Addr // "ID PORT" → what listens there
 	dials atomic.Int32
 	cut   chan context.CancelCauseFunc      // cancels an authenticated request; nil: not used
@@ -39,7 +39,7 @@ type boxes struct {
 
 type actorKey struct{}
 
-func (b *boxes) EnterPort(ctx context.Context, token, ref string, port uint16) (context.Context, sandbox.ID, error) {
+func (b *sandboxes) EnterPort(ctx context.Context, token, ref string, port uint16) (context.Context, sandbox.ID, error) {
 	if token != "token-"+ref && token != "second-"+ref {
 		return nil, "", &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: "no"}
 	}
@@ -52,7 +52,7 @@ func (b *boxes) EnterPort(ctx context.Context, token, ref string, port uint16) (
 	return ctx, sandbox.ID(ref), nil
 }
 
-func (b *boxes) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
+func (b *sandboxes) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
 	b.dials.Add(1)
 	b.mu.Lock()
 	b.actor = append(b.actor, fmt.Sprint(ctx.Value(actorKey{}), " ", ref, " ", port))
@@ -65,7 +65,7 @@ func (b *boxes) DialPort(ctx context.Context, ref string, port uint16) (net.Conn
 }
 
 // serve starts a server inside a sandbox.
-func (b *boxes) serve(t *testing.T, id string, h http.HandlerFunc) {
+func (b *sandboxes) serve(t *testing.T, id string, h http.HandlerFunc) {
 	t.Helper()
 	s := httptest.NewServer(h)
 	t.Cleanup(s.Close)
@@ -73,9 +73,9 @@ func (b *boxes) serve(t *testing.T, id string, h http.HandlerFunc) {
 }
 
 // start starts a proxy and returns its address.
-func start(t *testing.T) (*boxes, string) {
+func start(t *testing.T) (*sandboxes, string) {
 	t.Helper()
-	b := &boxes{ports: map[string]net.Addr{}}
+	b := &sandboxes{ports: map[string]net.Addr{}}
 	p := portproxy.New(b, portproxy.Options{Domains: []string{"atoll.example"}})
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if p.Match(r) {
@@ -528,7 +528,7 @@ func TestNonsenseInside(t *testing.T) {
 
 // TestShow: Show is called by an API that has authenticated the caller.
 func TestShow(t *testing.T) {
-	b := &boxes{ports: map[string]net.Addr{}}
+	b := &sandboxes{ports: map[string]net.Addr{}}
 	b.serve(t, "one", func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.Host) })
 	p := portproxy.New(b, portproxy.Options{})
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -552,7 +552,7 @@ func TestShow(t *testing.T) {
 // TestShowSecured: a server inside uses HTTPS with a self-signed certificate. A
 // server without HTTPS gets no unencrypted request.
 func TestShowSecured(t *testing.T) {
-	b := &boxes{ports: map[string]net.Addr{}}
+	b := &sandboxes{ports: map[string]net.Addr{}}
 	asked := atomic.Int32{}
 	answer := func(w http.ResponseWriter, r *http.Request) {
 		asked.Add(1)

@@ -138,7 +138,7 @@ func (w *world) cut() {
 		n.dead = true
 		w.log = append(w.log, n.name+": dies")
 		for _, id := range w.ids() {
-			if b := w.boxes[id]; b.node == n && b.alive && w.rng.IntN(3) == 0 {
+			if b := w.sandboxes[id]; b.node == n && b.alive && w.rng.IntN(3) == 0 {
 				w.lost(b)
 				b.alive = false
 			}
@@ -151,7 +151,7 @@ func (w *world) cut() {
 }
 
 // lost excuses the loss of unsaved work of a sandbox.
-func (w *world) lost(b *box) {
+func (w *world) lost(b *simSandbox) {
 	b.lost = true
 	if w.lease.Sandbox == b.id {
 		w.acked = min(w.acked, content(w.lease.Archive))
@@ -179,7 +179,7 @@ func (w *world) look(d *daemon) {
 func (w *world) place(a *actor, wanted string) *node {
 	var best *node
 	count := map[*node]int{}
-	for _, b := range w.boxes {
+	for _, b := range w.sandboxes {
 		if b.alive {
 			count[b.node]++
 		}
@@ -197,22 +197,22 @@ func (w *world) place(a *actor, wanted string) *node {
 }
 
 // createOn makes a sandbox on a node: it is recorded first.
-func (p *boxes) createOn(plan session.Plan) (session.Box, error) {
+func (p *simProvider) createOn(plan session.Plan) (session.Sandbox, error) {
 	w := p.w
 	n := w.place(p.a, plan.Provider)
 	none := &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "no node takes a sandbox"}
 	if n == nil {
 		w.look(p.a.d)
-		return session.Box{}, none
+		return session.Sandbox{}, none
 	}
 	w.wait(p.a)
 	if !n.takes() && w.opts.Mutant != "placement trusts its memory" {
 		w.look(p.a.d)
-		return session.Box{}, none
+		return session.Sandbox{}, none
 	}
 	w.made++
-	b := &box{id: sandbox.ID(fmt.Sprintf("sb-%d", w.made)), key: plan.Key, node: n, made: w.now, making: p.a}
-	w.boxes[b.id] = b
+	b := &simSandbox{id: sandbox.ID(fmt.Sprintf("sb-%d", w.made)), key: plan.Key, node: n, made: w.now, making: p.a}
+	w.sandboxes[b.id] = b
 	err := p.call("create "+plan.Key+" on "+n.name, b, func() error {
 		if n.removed && !n.lost {
 			w.violated("%s makes a sandbox on %s, which was removed", p.a.name, n.name)
@@ -224,10 +224,10 @@ func (p *boxes) createOn(plan session.Plan) (session.Box, error) {
 	b.making = nil
 	switch {
 	case b.gone: // its node was given up meanwhile; a reaper ends it
-		return session.Box{}, none
+		return session.Sandbox{}, none
 	case err != nil:
 		b.gone = !b.alive
-		return session.Box{}, err
+		return session.Sandbox{}, err
 	}
 	return w.handle(b), nil
 }
@@ -280,7 +280,7 @@ func (w *world) check(a *actor) {
 func (w *world) clear(a *actor, n *node) {
 	w.wait(a)
 	for _, id := range w.ids() {
-		b := w.boxes[id]
+		b := w.sandboxes[id]
 		if b.node != n || !b.alive {
 			continue
 		}
@@ -333,7 +333,7 @@ func (w *world) giveUp(a *actor, n *node) {
 	w.note(a, "gives %s up", n.name)
 	n.state = state{removed: true, lost: true}
 	for _, id := range w.ids() {
-		if b := w.boxes[id]; b.node == n && !b.gone {
+		if b := w.sandboxes[id]; b.node == n && !b.gone {
 			w.wait(a)
 			w.lost(b)
 			b.gone = true
@@ -347,12 +347,12 @@ func (w *world) drain(a *actor, n *node) {
 	w.look(a.d)
 	for range 2 {
 		w.wait(a)
-		if b := w.boxes[w.lease.Sandbox]; w.lease.State == lease.Warm && b != nil && b.node == n {
+		if b := w.sandboxes[w.lease.Sandbox]; w.lease.State == lease.Warm && b != nil && b.node == n {
 			w.note(a, "moves from %s: %v", n.name, w.move(a, n))
 		}
 	}
 	w.wait(a)
-	left := slices.ContainsFunc(slices.Collect(maps.Values(w.boxes)), func(b *box) bool { return b.node == n && !b.gone })
+	left := slices.ContainsFunc(slices.Collect(maps.Values(w.sandboxes)), func(b *simSandbox) bool { return b.node == n && !b.gone })
 	if n.cordoned && !n.removed && !left {
 		n.state = state{removed: true}
 		w.note(a, "removes %s", n.name)
@@ -368,7 +368,7 @@ func (w *world) move(a *actor, from *node) error {
 	if err != nil {
 		return err
 	}
-	if to := w.place(a, ""); held.Box.Provider == from.name && to != nil {
+	if to := w.place(a, ""); held.Sandbox.Provider == from.name && to != nil {
 		cfg := w.config(a)
 		// The mover below renews the move, because all actors take turns.
 		cfg.Sleep = func(ctx context.Context, _ time.Duration) error { <-ctx.Done(); return ctx.Err() }
@@ -392,17 +392,17 @@ func (m *mover) Quiet(_ context.Context, l lease.Lease) error {
 	return nil // a request is one step
 }
 
-func (m *mover) SaveWorkspaces(context.Context, session.Box) ([]durable.WorkspaceRef, error) {
+func (m *mover) SaveWorkspaces(context.Context, session.Sandbox) ([]durable.WorkspaceRef, error) {
 	return nil, nil
 }
 
-func (m *mover) Carry(ctx context.Context, from, to session.Box) ([]string, error) {
-	boxes := &boxes{m.w, m.a}
-	old, fresh := m.w.boxes[from.ID], m.w.boxes[to.ID]
+func (m *mover) Carry(ctx context.Context, from, to session.Sandbox) ([]string, error) {
+	sandboxes := &simProvider{m.w, m.a}
+	old, fresh := m.w.sandboxes[from.ID], m.w.sandboxes[to.ID]
 	data := 0
-	err := boxes.call("read "+string(from.ID), old, func() error {
+	err := sandboxes.call("read "+string(from.ID), old, func() error {
 		data = old.data
-		return boxes.alive(from)
+		return sandboxes.alive(from)
 	})
 	if err != nil {
 		return nil, err
@@ -416,8 +416,8 @@ func (m *mover) Carry(ctx context.Context, from, to session.Box) ([]string, erro
 			}
 		}
 	}
-	return nil, boxes.call("write "+string(to.ID), fresh, func() error {
+	return nil, sandboxes.call("write "+string(to.ID), fresh, func() error {
 		fresh.data = data
-		return boxes.alive(to)
+		return sandboxes.alive(to)
 	})
 }

@@ -11,15 +11,15 @@ import (
 	"github.com/atoll-run/atoll/sandbox/durable"
 )
 
-// boxes is the simulated provider. It fails before or after it acted, and its
+// simProvider is the simulated provider. It fails before or after it acted, and its
 // error texts falsely say "not found" about live sandboxes.
-type boxes struct {
+type simProvider struct {
 	w *world
 	a *actor
 }
 
 // call is one request: it may fail before act, or lose the response after it.
-func (p *boxes) call(what string, at *box, act func() error) error {
+func (p *simProvider) call(what string, at *simSandbox, act func() error) error {
 	w := p.w
 	var n *node
 	if at != nil {
@@ -45,27 +45,27 @@ func (p *boxes) call(what string, at *box, act func() error) error {
 	return err
 }
 
-func (p *boxes) Create(_ context.Context, plan session.Plan) (session.Box, error) {
+func (p *simProvider) Create(_ context.Context, plan session.Plan) (session.Sandbox, error) {
 	w := p.w
 	if w.opts.Nodes > 0 {
 		return p.createOn(plan)
 	}
-	var b *box
+	var b *simSandbox
 	err := p.call("create "+plan.Key, nil, func() error {
 		w.rivals(p.a, plan.Key)
 		b = w.make(plan.Key)
 		return nil
 	})
 	if err != nil {
-		return session.Box{}, err
+		return session.Sandbox{}, err
 	}
 	return p.w.handle(b), nil
 }
 
-func (w *world) make(key string) *box {
+func (w *world) make(key string) *simSandbox {
 	w.made++
-	b := &box{id: sandbox.ID(fmt.Sprintf("sb-%d", w.made)), key: key, alive: true, made: w.now}
-	w.boxes[b.id] = b
+	b := &simSandbox{id: sandbox.ID(fmt.Sprintf("sb-%d", w.made)), key: key, alive: true, made: w.now}
+	w.sandboxes[b.id] = b
 	return b
 }
 
@@ -77,14 +77,14 @@ func (w *world) rivals(a *actor, key string) {
 		return
 	}
 	for _, id := range w.ids() {
-		if old := w.boxes[id]; old.alive && old.served && !old.gone {
+		if old := w.sandboxes[id]; old.alive && old.served && !old.gone {
 			w.violated("%s made a rival for %s", a.name, old.id)
 		}
 	}
 }
 
-func (w *world) handle(b *box) session.Box {
-	made := session.Box{ID: b.id, Provider: "p", Binding: "acct"}
+func (w *world) handle(b *simSandbox) session.Sandbox {
+	made := session.Sandbox{ID: b.id, Provider: "p", Binding: "acct"}
 	if b.node != nil {
 		made.Provider = b.node.name
 	}
@@ -94,10 +94,10 @@ func (w *world) handle(b *box) session.Box {
 	return made
 }
 
-func (p *boxes) Find(_ context.Context, plan session.Plan) (found session.Box, err error) {
+func (p *simProvider) Find(_ context.Context, plan session.Plan) (found session.Sandbox, err error) {
 	err = p.call("find "+plan.Key, nil, func() error {
 		for _, id := range p.w.ids() {
-			if b := p.w.boxes[id]; b.alive && !b.gone && b.key == plan.Key {
+			if b := p.w.sandboxes[id]; b.alive && !b.gone && b.key == plan.Key {
 				found = p.w.handle(b)
 				return nil
 			}
@@ -107,20 +107,20 @@ func (p *boxes) Find(_ context.Context, plan session.Plan) (found session.Box, e
 	return found, err
 }
 
-func (p *boxes) Resume(_ context.Context, e durable.Envelope) (b session.Box, how durable.Outcome, made bool, err error) {
-	err = p.call("resume "+e.Box, p.w.boxes[sandbox.ID(e.Box)], func() error {
-		found := p.w.boxes[sandbox.ID(e.Box)]
+func (p *simProvider) Resume(_ context.Context, e durable.Envelope) (b session.Sandbox, how durable.Outcome, made bool, err error) {
+	err = p.call("resume "+e.Sandbox, p.w.sandboxes[sandbox.ID(e.Sandbox)], func() error {
+		found := p.w.sandboxes[sandbox.ID(e.Sandbox)]
 		if found != nil && found.lost && p.w.opts.Losses > 0 && p.w.rng.IntN(2) == 0 {
 			// This provider creates a sandbox that it does not find.
 			b, how, made = p.w.handle(p.w.make(found.key)), durable.OutcomeAttached, true
 			if p.w.opts.Mutant == "identity is not checked" {
 				b.ID = found.id // without the check it is mistaken for the old one
-				p.w.boxes[b.ID] = &box{id: b.ID, key: found.key, alive: true, made: p.w.now}
+				p.w.sandboxes[b.ID] = &simSandbox{id: b.ID, key: found.key, alive: true, made: p.w.now}
 			}
 			return nil
 		}
 		if found == nil || !found.alive || found.gone {
-			return &sandbox.Error{Code: sandbox.CodeGone, Subject: e.Box, Message: "the provider says that it was deleted"}
+			return &sandbox.Error{Code: sandbox.CodeGone, Subject: e.Sandbox, Message: "the provider says that it was deleted"}
 		}
 		b, how = p.w.handle(found), durable.OutcomeAttached
 		if found.paused {
@@ -134,63 +134,63 @@ func (p *boxes) Resume(_ context.Context, e durable.Envelope) (b session.Box, ho
 	return b, how, made, err
 }
 
-func (p *boxes) Probe(_ context.Context, b session.Box) error {
-	return p.call("probe "+string(b.ID), p.w.boxes[b.ID], func() error { return p.alive(b) })
+func (p *simProvider) Probe(_ context.Context, b session.Sandbox) error {
+	return p.call("probe "+string(b.ID), p.w.sandboxes[b.ID], func() error { return p.alive(b) })
 }
 
-func (p *boxes) alive(b session.Box) error {
-	if found := p.w.boxes[b.ID]; found == nil || !found.alive || found.gone {
+func (p *simProvider) alive(b session.Sandbox) error {
+	if found := p.w.sandboxes[b.ID]; found == nil || !found.alive || found.gone {
 		return &sandbox.Error{Code: sandbox.CodeGone, Subject: string(b.ID)}
 	}
 	return nil
 }
 
-func (p *boxes) Hydrate(_ context.Context, b session.Box, e durable.Envelope) (session.Box, durable.ReceiptFrom, []string, error) {
+func (p *simProvider) Hydrate(_ context.Context, b session.Sandbox, e durable.Envelope) (session.Sandbox, durable.ReceiptFrom, []string, error) {
 	from := durable.ReceiptFrom{Archive: e.Archive}
-	err := p.call("hydrate "+string(b.ID), p.w.boxes[b.ID], func() error {
+	err := p.call("hydrate "+string(b.ID), p.w.sandboxes[b.ID], func() error {
 		if e.Archive != nil {
-			p.w.boxes[b.ID].data = int(e.Archive.Size)
+			p.w.sandboxes[b.ID].data = int(e.Archive.Size)
 		}
 		return p.alive(b)
 	})
 	return b, from, []string{durable.LostProcesses}, err
 }
 
-func (p *boxes) Capture(_ context.Context, b session.Box, e durable.Envelope) (durable.Envelope, error) {
-	err := p.call("capture "+string(b.ID), p.w.boxes[b.ID], func() error {
+func (p *simProvider) Capture(_ context.Context, b session.Sandbox, e durable.Envelope) (durable.Envelope, error) {
+	err := p.call("capture "+string(b.ID), p.w.sandboxes[b.ID], func() error {
 		if err := p.alive(b); err != nil {
 			return err
 		}
-		e.Archive = &durable.Archive{Kind: "tar", Ref: "blob", Size: int64(p.w.boxes[b.ID].data)}
+		e.Archive = &durable.Archive{Kind: "tar", Ref: "blob", Size: int64(p.w.sandboxes[b.ID].data)}
 		return nil
 	})
 	return e, err
 }
 
-func (p *boxes) Discard(context.Context, durable.Envelope) error {
+func (p *simProvider) Discard(context.Context, durable.Envelope) error {
 	return p.call("discard", nil, func() error { return nil })
 }
 
-func (p *boxes) Pause(_ context.Context, b session.Box) error {
-	return p.call("pause "+string(b.ID), p.w.boxes[b.ID], func() error {
+func (p *simProvider) Pause(_ context.Context, b session.Sandbox) error {
+	return p.call("pause "+string(b.ID), p.w.sandboxes[b.ID], func() error {
 		if err := p.alive(b); err != nil {
 			return err
 		}
-		p.w.boxes[b.ID].paused = true
+		p.w.sandboxes[b.ID].paused = true
 		return nil
 	})
 }
 
-func (p *boxes) Delete(_ context.Context, b session.Box) error {
-	return p.call("delete "+string(b.ID), p.w.boxes[b.ID], func() error {
-		if found := p.w.boxes[b.ID]; found != nil && !found.gone {
+func (p *simProvider) Delete(_ context.Context, b session.Sandbox) error {
+	return p.call("delete "+string(b.ID), p.w.sandboxes[b.ID], func() error {
+		if found := p.w.sandboxes[b.ID]; found != nil && !found.gone {
 			p.w.end(p.a, found)
 		}
 		return nil
 	})
 }
 
-func (p *boxes) Permanent(context.Context, string) bool { return false }
+func (p *simProvider) Permanent(context.Context, string) bool { return false }
 
 // Mutants are rules that a run can break; the invariants must notice each. The
 // key is the value for Options.Mutant.
@@ -265,7 +265,7 @@ func mutateLease(w *world, op lease.Op, before, after lease.Lease) lease.Lease {
 			after.Archive = nil
 		}
 		if w.opts.Mutant == "failures forget the sandbox" && before.State == lease.Warming && after.State == lease.Cold {
-			after.Sandbox, after.Box = "", nil
+			after.Sandbox, after.Ref = "", nil
 		}
 	}
 	return after

@@ -64,21 +64,21 @@ type world struct {
 	events chan *actor // an actor is ready for its next step, or done
 	cfg    lease.Config
 
-	lease lease.Lease
-	boxes map[sandbox.ID]*box
-	made  int
-	acked int // last write that was acknowledged to a client
-	saved int // last write in an archive
-	log   []string
-	fault string // first violation
+	lease     lease.Lease
+	sandboxes map[sandbox.ID]*simSandbox
+	made      int
+	acked     int // last write that was acknowledged to a client
+	saved     int // last write in an archive
+	log       []string
+	fault     string // first violation
 
 	nodes   []*node
 	daemons []*daemon
 	beats   map[string]time.Time // the last heartbeats of holders
 }
 
-// box is a simulated sandbox. Its content is one number.
-type box struct {
+// simSandbox is a simulated sandbox. Its content is one number.
+type simSandbox struct {
 	id     sandbox.ID
 	key    string
 	alive  bool
@@ -104,7 +104,7 @@ type Result struct {
 func Run(o Options) Result {
 	w := &world{
 		opts: o, rng: rand.New(rand.NewPCG(o.Seed, 1)), now: time.Unix(1_000_000, 0), events: make(chan *actor),
-		cfg: lease.Config{Warming: 45 * time.Second, Grace: 30 * time.Second, ViewerTTL: time.Minute}, lease: lease.Lease{Group: group, State: lease.Cold}, boxes: map[sandbox.ID]*box{},
+		cfg: lease.Config{Warming: 45 * time.Second, Grace: 30 * time.Second, ViewerTTL: time.Minute}, lease: lease.Lease{Group: group, State: lease.Cold}, sandboxes: map[sandbox.ID]*simSandbox{},
 		beats: map[string]time.Time{},
 	}
 	if o.Daemons > 0 { // many actors take turns
@@ -194,7 +194,7 @@ func (w *world) die(a *actor) {
 
 // lose makes the provider end the sandbox of the lease; unsaved data is lost.
 func (w *world) lose() {
-	if b := w.boxes[w.lease.Sandbox]; b != nil && b.alive {
+	if b := w.sandboxes[w.lease.Sandbox]; b != nil && b.alive {
 		b.alive, b.lost = false, true
 		w.acked = min(w.acked, content(w.lease.Archive))
 		w.log = append(w.log, "provider: loses "+string(b.id))
@@ -205,7 +205,7 @@ func (w *world) lose() {
 // failures, their data must be saved by then.
 func (w *world) expire() {
 	for _, id := range w.ids() {
-		b := w.boxes[id]
+		b := w.sandboxes[id]
 		if w.opts.Lifetime == 0 || !b.alive || w.now.Before(b.made.Add(w.opts.Lifetime)) {
 			continue
 		}
@@ -227,7 +227,7 @@ func (w *world) bury(a *actor) {
 	}
 	a.attach = nil
 	for _, id := range w.ids() { // a record without a sandbox
-		if b := w.boxes[id]; b.making == a {
+		if b := w.sandboxes[id]; b.making == a {
 			b.making, b.gone = nil, b.gone || !b.alive
 		}
 	}
@@ -256,7 +256,7 @@ func (w *world) invariants() {
 	if l.State == lease.Warm && l.Sandbox == "" {
 		w.violated("the lease is warm without a sandbox")
 	}
-	if b := w.boxes[l.Sandbox]; l.State == lease.Warm && b != nil && !b.alive && !b.lost {
+	if b := w.sandboxes[l.Sandbox]; l.State == lease.Warm && b != nil && !b.alive && !b.lost {
 		w.violated("the lease is warm and its sandbox %s was ended", l.Sandbox)
 	}
 }
@@ -300,12 +300,12 @@ func (w *world) serves(a *actor, held session.Held) bool {
 // use reads the number that earlier clients wrote, and writes a new one.
 func (w *world) use(a *actor, held session.Held) {
 	w.wait(a)
-	b := w.boxes[held.Box.ID]
+	b := w.sandboxes[held.Sandbox.ID]
 	switch {
 	case b != nil && (b.lost || b.gone || !w.reaches(a, b.node)), !w.serves(a, held):
 		return
 	case b == nil || !b.alive:
-		w.violated("%s holds %s, which was ended", a.name, held.Box.ID)
+		w.violated("%s holds %s, which was ended", a.name, held.Sandbox.ID)
 		return
 	case b.data < w.acked:
 		w.violated("%s reads %d in %s, and %d was written", a.name, b.data, b.id, w.acked)
@@ -336,9 +336,9 @@ func (w *world) busy() bool {
 // orphans removes sandboxes that no attempt can commit any more.
 func (w *world) orphans(a *actor) {
 	w.wait(a)
-	var seen []*box
+	var seen []*simSandbox
 	for _, id := range w.ids() {
-		if b := w.boxes[id]; b.alive && w.reaches(a, b.node) {
+		if b := w.sandboxes[id]; b.alive && w.reaches(a, b.node) {
 			seen = append(seen, b)
 		}
 	}
@@ -354,8 +354,8 @@ func (w *world) orphans(a *actor) {
 }
 
 func (w *world) ids() []sandbox.ID {
-	ids := make([]sandbox.ID, 0, len(w.boxes))
-	for id := range w.boxes {
+	ids := make([]sandbox.ID, 0, len(w.sandboxes))
+	for id := range w.sandboxes {
 		ids = append(ids, id)
 	}
 	slices.Sort(ids)
@@ -363,7 +363,7 @@ func (w *world) ids() []sandbox.ID {
 }
 
 // end ends a sandbox for good.
-func (w *world) end(a *actor, b *box) {
+func (w *world) end(a *actor, b *simSandbox) {
 	l := w.lease
 	if b.alive && !b.lost && l.Sandbox == b.id {
 		switch {
@@ -380,7 +380,7 @@ func (w *world) manager(a *actor) *session.Manager { return session.NewManager(w
 
 func (w *world) config(a *actor) session.Config {
 	return session.Config{
-		Spawner: a.process(), Leases: &leases{w, a}, Boxes: &boxes{w, a}, PauseOnExit: w.opts.Seed/36%2 == 0,
+		Spawner: a.process(), Leases: &leases{w, a}, Sandboxes: &simProvider{w, a}, PauseOnExit: w.opts.Seed/36%2 == 0,
 		Sleep: func(context.Context, time.Duration) error { w.wait(a); return nil }, Now: func() time.Time { return w.clock(a) },
 	}
 }
@@ -405,12 +405,12 @@ func (w *world) quiesce() {
 		w.schedule()
 	}
 	for _, id := range w.ids() {
-		if b := w.boxes[id]; b.alive && w.lease.Sandbox != id {
+		if b := w.sandboxes[id]; b.alive && w.lease.Sandbox != id {
 			w.violated("%s is left over", id)
 		}
 	}
 	kept := content(w.lease.Archive)
-	if b := w.boxes[w.lease.Sandbox]; b != nil && b.alive {
+	if b := w.sandboxes[w.lease.Sandbox]; b != nil && b.alive {
 		kept = max(kept, b.data)
 	}
 	if kept < w.acked {
@@ -447,15 +447,15 @@ func (s *leases) Apply(_ context.Context, _ string, op lease.Op) (lease.Lease, l
 		w.beating(op, before)
 		switch o := op.(type) {
 		case lease.Arrive:
-			w.boxes[o.Sandbox].served = true
-			w.boxes[before.Sandbox].served = false // it is an orphan now
-			if w.boxes[o.Sandbox].lost {           // its node died before it served
-				w.lost(w.boxes[o.Sandbox])
+			w.sandboxes[o.Sandbox].served = true
+			w.sandboxes[before.Sandbox].served = false // it is an orphan now
+			if w.sandboxes[o.Sandbox].lost {           // its node died before it served
+				w.lost(w.sandboxes[o.Sandbox])
 			}
 		case lease.Persist:
 			w.saved = content(l.Archive)
 		case lease.Commit:
-			w.boxes[o.Sandbox].served = true
+			w.sandboxes[o.Sandbox].served = true
 		}
 		w.note(s.a, "%s → %s epoch %d attempt %d sandbox %q %s", strings.TrimPrefix(fmt.Sprintf("%T", op), "lease."), l.State, l.Epoch, l.Attempt, l.Sandbox, effect.Role)
 	}

@@ -89,7 +89,7 @@ func size(t testing.TB, blobs blob.Store) (total int64) {
 	return total
 }
 
-// Snapshots of one box share what they have in common; each comes back as it
+// Snapshots of one sandbox share what they have in common; each comes back as it
 // was, also in another process; and what goes leaves nothing.
 func TestSaveLoadSweep(t *testing.T) {
 	for name, blobs := range stores(t) {

@@ -21,7 +21,7 @@ func TestLightProgram(t *testing.T) {
 	t.Parallel()
 	checkLinked(t, "testdata/light.deps", []string{
 		"database/sql", kernel, "github.com/nats-io", "k8s.io", "go.opentelemetry.io", module + "/provider", module + "/internal/daemon", module + "/internal/store", module + "/internal/server",
-		module + "/internal/gateway", module + "/internal/guest", module + "/internal/machine", module + "/internal/registry",
+		module + "/internal/gateway", module + "/internal/guest", module + "/internal/machine", module + "/internal/providerset",
 	}, "-tags", "light", "./cmd/atoll")
 }
 

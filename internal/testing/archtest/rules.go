@@ -254,14 +254,14 @@ var rules = append(sandboxRules(), []rule{
 		why:  "a provider depends on its technology, not on control or another provider",
 	},
 	{
-		pkgs: "internal/registry",
+		pkgs: "internal/providerset",
 		only: []string{"sandbox", "driver", "internal/gateway/...", "internal/image/..."},
 		deny: []string{kernel + "/...", "database/sql"},
 		why:  "it opens providers from a list that it gets",
 	},
 	{
 		pkgs: "provider/all",
-		only: []string{"catalog", module, "admin", "internal/client", "internal/stream", "sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/keyed", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "internal/image/...", "internal/cbor", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/registry", "internal/gateway/...", "internal/policy", "internal/secret/...", "internal/confine", "internal/ownaddr"},
+		only: []string{"catalog", module, "admin", "internal/client", "internal/stream", "sandbox", "internal/span", "driver", "provider/...", "internal/guest/...", "internal/guestkit", "internal/keyed", "internal/sparse", "internal/snapshotstore", "internal/snapshotstore/tarball", "internal/image/...", "internal/cbor", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/providerset", "internal/gateway/...", "internal/policy", "internal/secret/...", "internal/confine", "internal/ownaddr"},
 		why:  "the list of providers is the only place that imports them all",
 	},
 
@@ -296,13 +296,13 @@ var rules = append(sandboxRules(), []rule{
 		why:  "values are sealed and found without network calls",
 	},
 	{
-		pkgs: "internal/identity",
+		pkgs: "internal/idtoken",
 		only: []string{"sandbox", "internal/secret"},
 		deny: []string{kernel + "/...", "net/http", "os/exec", "database/sql"},
 		why:  "signing tokens needs no permission",
 	},
 	{
-		pkgs: "internal/gateway/wire",
+		pkgs: "internal/gateway/messages",
 		only: []string{"sandbox"},
 		deny: []string{kernel + "/...", "net/http", "os/exec", "database/sql"},
 		why:  "both ends of the gateway's socket import it",
@@ -319,7 +319,7 @@ var rules = append(sandboxRules(), []rule{
 	},
 	{
 		pkgs: "internal/gateway/egress",
-		only: []string{"sandbox", "internal/policy", "internal/secret/...", "internal/gateway/wire", "internal/confine", "internal/ownaddr"},
+		only: []string{"sandbox", "internal/policy", "internal/secret/...", "internal/gateway/messages", "internal/confine", "internal/ownaddr"},
 		deny: []string{"os/exec", "database/sql"},
 		why:  "the parser of untrusted traffic depends on the rules, not on its supervisor",
 	},
@@ -331,7 +331,7 @@ var rules = append(sandboxRules(), []rule{
 	},
 	{
 		pkgs: "internal/gateway",
-		only: []string{"sandbox", "internal/gateway/wire"},
+		only: []string{"sandbox", "internal/gateway/messages"},
 		deny: []string{kernel + "/...", "net/http", "os/exec", "database/sql"},
 		why:  "the gateway's supervisor parses none of its traffic",
 	},
@@ -723,8 +723,8 @@ var rules = append(sandboxRules(), []rule{
 	{
 		pkgs: "cmd/atoll",
 		only: []string{
-			module, "admin", "internal/client", "sandbox", "driver", "driver/drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/engine", "internal/control/...", "internal/keyed", "internal/serial", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/identity", "internal/image/...", "internal/template",
-			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/offline", "internal/sparse", "internal/daemon/...", "internal/registry", "catalog", "internal/lease", "internal/session", "internal/server/...", "internal/view/...", "internal/desk", "internal/interpreter", "internal/code", "stream", "internal/stream", "internal/cbor", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/store", "internal/eventlog",
+			module, "admin", "internal/client", "sandbox", "driver", "driver/drivertest", "internal/scratch", "provider/...", "internal/span", "internal/telemetry", "internal/cli/...", "internal/mcpserver", "internal/engine", "internal/control/...", "internal/keyed", "internal/serial", "internal/gateway/...", "internal/confine", "internal/ownaddr", "internal/policy/...", "internal/secret/...", "internal/idtoken", "internal/image/...", "internal/template",
+			"internal/guestkit", "internal/guest/...", "internal/tree", "internal/offline", "internal/sparse", "internal/daemon/...", "internal/providerset", "catalog", "internal/lease", "internal/session", "internal/server/...", "internal/view/...", "internal/desk", "internal/interpreter", "internal/code", "stream", "internal/stream", "internal/cbor", "internal/envd", "internal/modalapi", "internal/plainproto", "internal/store", "internal/eventlog",
 			"internal/audit", "internal/blob", "internal/bucket/...", "internal/workspace/...", "internal/key", "internal/quota", "internal/metrics", "internal/snapshotstore/...", "internal/ops", "internal/machine/...", "internal/unpack", "internal/statedir", "internal/fleet/...",
 		},
 		deny: []string{"github.com/nats-io/nats-server/v2/..."},

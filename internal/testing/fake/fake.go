@@ -74,8 +74,8 @@ func Operations() []string {
 // World is where sandboxes live. The zero value is empty and ready to use. A
 // World may be shared by many providers.
 type World struct {
-	mu    sync.Mutex
-	boxes map[sandbox.ID]*box
+	mu        sync.Mutex
+	sandboxes map[sandbox.ID]*fakeSandbox
 }
 
 // Provider is a driver.Provider. Make one with New.
@@ -171,7 +171,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if err := p.supports(spec); err != nil {
 		return nil, err
 	}
-	b, err := newBox(spec)
+	b, err := newFakeSandbox(spec)
 	if err != nil {
 		return nil, err
 	}
@@ -200,24 +200,24 @@ func userSupported(op, user string) error {
 }
 
 // add lets a sandbox begin to live.
-func (p *Provider) add(b *box) (driver.Instance, error) {
+func (p *Provider) add(b *fakeSandbox) (driver.Instance, error) {
 	p.world.mu.Lock()
 	defer p.world.mu.Unlock()
 	id := b.spec.ID
-	if _, taken := p.world.boxes[id]; taken {
+	if _, taken := p.world.sandboxes[id]; taken {
 		return nil, fail(sandbox.CodeAlreadyExists, "create", string(id), "the ID is taken")
 	}
-	if p.world.boxes == nil {
-		p.world.boxes = map[sandbox.ID]*box{}
+	if p.world.sandboxes == nil {
+		p.world.sandboxes = map[sandbox.ID]*fakeSandbox{}
 	}
-	p.world.boxes[id] = b
+	p.world.sandboxes[id] = b
 	b.start()
 	return p.instance(b), nil
 }
 
 // instance returns a handle of a sandbox.
-func (p *Provider) instance(b *box) driver.Instance {
-	i := &instance{provider: p, box: b}
+func (p *Provider) instance(b *fakeSandbox) driver.Instance {
+	i := &instance{provider: p, fakeSandbox: b}
 	if p.bare {
 		return bare{i}
 	}
@@ -231,7 +231,7 @@ func (p *Provider) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, 
 	}
 	p.world.mu.Lock()
 	defer p.world.mu.Unlock()
-	b, ok := p.world.boxes[id]
+	b, ok := p.world.sandboxes[id]
 	if !ok {
 		return nil, fail(sandbox.CodeGone, "attach", string(id), "no such sandbox")
 	}
@@ -246,10 +246,10 @@ func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 			return
 		}
 		p.world.mu.Lock()
-		boxes := slices.Collect(maps.Values(p.world.boxes))
+		sandboxes := slices.Collect(maps.Values(p.world.sandboxes))
 		p.world.mu.Unlock()
-		slices.SortFunc(boxes, func(a, b *box) int { return a.created.Compare(b.created) })
-		for _, b := range boxes {
+		slices.SortFunc(sandboxes, func(a, b *fakeSandbox) int { return a.created.Compare(b.created) })
+		for _, b := range sandboxes {
 			if err := ctx.Err(); err != nil {
 				yield(driver.Found{}, err)
 				return
@@ -262,11 +262,11 @@ func (p *Provider) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 }
 
 // forget removes a sandbox from the world, if it is still this one.
-func (w *World) forget(b *box) {
+func (w *World) forget(b *fakeSandbox) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.boxes[b.spec.ID] == b {
-		delete(w.boxes, b.spec.ID)
+	if w.sandboxes[b.spec.ID] == b {
+		delete(w.sandboxes, b.spec.ID)
 	}
 }
 

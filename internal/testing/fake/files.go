@@ -19,7 +19,7 @@ import (
 type owner struct{ uid, gid uint32 }
 
 // fileError classifies an error of the file system.
-func (b *box) fileError(op, subject string, err error) error {
+func (b *fakeSandbox) fileError(op, subject string, err error) error {
 	var errno syscall.Errno
 	if err == nil || !errors.As(err, &errno) {
 		return err
@@ -146,17 +146,17 @@ func (i *instance) Read(ctx context.Context, p string, opts driver.ReadOptions) 
 	if opts.Length > 0 {
 		r = io.LimitReader(r, opts.Length)
 	}
-	return &fileReader{r, i.box}, fileInfo(p, file.Info()), nil
+	return &fileReader{r, i.fakeSandbox}, fileInfo(p, file.Info()), nil
 }
 
 // fileReader reads until the sandbox ends.
 type fileReader struct {
-	r   io.Reader
-	box *box
+	r       io.Reader
+	sandbox *fakeSandbox
 }
 
 func (f *fileReader) Read(b []byte) (int, error) {
-	if err := f.box.gone("files.read"); err != nil {
+	if err := f.sandbox.gone("files.read"); err != nil {
 		return 0, err
 	}
 	return f.r.Read(b)
@@ -235,7 +235,7 @@ func (*instance) owner(op, name string) (owner, error) {
 }
 
 // mkdirAll makes a directory with its parents; what exists is kept.
-func (b *box) mkdirAll(dir string, mode uint32, who owner) error {
+func (b *fakeSandbox) mkdirAll(dir string, mode uint32, who owner) error {
 	info, err := b.files.Stat(dir, true)
 	switch {
 	case err == nil && info.Type == memfs.Dir:
@@ -252,7 +252,7 @@ func (b *box) mkdirAll(dir string, mode uint32, who owner) error {
 }
 
 // mkdir makes one directory; another one that came first will do.
-func (b *box) mkdir(dir string, mode uint32, who owner) error {
+func (b *fakeSandbox) mkdir(dir string, mode uint32, who owner) error {
 	err := b.files.Mkdir(dir, mode)
 	if errors.Is(err, syscall.EEXIST) {
 		if info, serr := b.files.Stat(dir, true); serr == nil && info.Type == memfs.Dir {

@@ -14,7 +14,7 @@ import (
 // instance is a handle of a sandbox with all that the fake can do.
 type instance struct {
 	provider *Provider
-	*box
+	*fakeSandbox
 }
 
 var (
@@ -61,7 +61,7 @@ func (i *instance) Destroy(ctx context.Context) error {
 		return err
 	}
 	i.end(killedExit("the sandbox was destroyed"))
-	i.provider.world.forget(i.box)
+	i.provider.world.forget(i.fakeSandbox)
 	return nil
 }
 
@@ -106,7 +106,7 @@ const kept = 128
 
 // newCommand adds a command that is about to start, or what one of them runs
 // in the background.
-func (b *box) newCommand(parent *command, cmd *sandbox.Command, args []string) *command {
+func (b *fakeSandbox) newCommand(parent *command, cmd *sandbox.Command, args []string) *command {
 	life := b.life
 	if parent != nil {
 		life = parent.ctx
@@ -115,7 +115,7 @@ func (b *box) newCommand(parent *command, cmd *sandbox.Command, args []string) *
 	defer b.mu.Unlock()
 	b.lastPID++
 	c := &command{
-		box: b, parent: parent, cmd: *cmd, done: make(chan struct{}), quiet: make(chan struct{}), refs: 1,
+		sandbox: b, parent: parent, cmd: *cmd, done: make(chan struct{}), quiet: make(chan struct{}), refs: 1,
 		info: sandbox.ProcessInfo{
 			ID: fmt.Sprintf("p%d", b.lastPID), PID: b.lastPID, Args: slices.Clone(args), Started: time.Now(), Background: cmd.Background, Running: true,
 		},
@@ -126,7 +126,7 @@ func (b *box) newCommand(parent *command, cmd *sandbox.Command, args []string) *
 }
 
 // prune forgets the oldest ended commands beyond the number kept.
-func (b *box) prune() {
+func (b *fakeSandbox) prune() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	over := -kept

@@ -27,7 +27,7 @@ type listener struct {
 }
 
 // listen takes a free port.
-func (b *box) listen(ctx context.Context) (uint16, *listener) {
+func (b *fakeSandbox) listen(ctx context.Context) (uint16, *listener) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	port := uint16(32768)
@@ -113,7 +113,7 @@ func (i *instance) SetDeadline(ctx context.Context, at time.Time) error {
 }
 
 // endAt replaces the time at which the sandbox ends; the zero time is never.
-func (b *box) endAt(at time.Time) {
+func (b *fakeSandbox) endAt(at time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.lifetime != nil {

@@ -26,17 +26,17 @@ var harmless = []syscall.Signal{
 // in the background. Any number of processes, in the sense of the driver, are
 // connected to it.
 type command struct {
-	box    *box
-	cmd    sandbox.Command
-	parent *command // of what a shell runs in the background
-	ctx    context.Context
-	cancel context.CancelFunc
-	stdin  *pipe
-	out    [2]*pipe   // of a command in the foreground
-	log    *outputLog // of a background command
-	timer  *time.Timer
-	done   chan struct{}
-	quiet  chan struct{} // closed when nothing of it runs any more
+	sandbox *fakeSandbox
+	cmd     sandbox.Command
+	parent  *command // of what a shell runs in the background
+	ctx     context.Context
+	cancel  context.CancelFunc
+	stdin   *pipe
+	out     [2]*pipe   // of a command in the foreground
+	log     *outputLog // of a background command
+	timer   *time.Timer
+	done    chan struct{}
+	quiet   chan struct{} // closed when nothing of it runs any more
 
 	mu       sync.Mutex
 	info     sandbox.ProcessInfo
@@ -61,7 +61,7 @@ func (c *command) streams() {
 // write writes to one of the two outputs.
 func (c *command) write(stream int) func(context.Context, []byte) (int, error) {
 	return func(ctx context.Context, b []byte) (int, error) {
-		if c.box.gate(ctx) != nil {
+		if c.sandbox.gate(ctx) != nil {
 			return 0, errKilled
 		}
 		if c.log != nil {
@@ -125,7 +125,7 @@ func (c *command) kill(sig int) bool {
 
 // finish records the command's end, the first time it is called.
 func (c *command) finish(code int) {
-	sandboxExit := c.box.ended()
+	sandboxExit := c.sandbox.ended()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.info.Running {

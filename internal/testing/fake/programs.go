@@ -83,7 +83,7 @@ func (p *program) inputs(names []string, f func(name string, r io.Reader) error)
 		if name == "-" {
 			return f(name, p.in)
 		}
-		file, err := p.box.files.Open(p.path(name), os.O_RDONLY, 0)
+		file, err := p.sandbox.files.Open(p.path(name), os.O_RDONLY, 0)
 		if err != nil {
 			return err
 		}
@@ -100,7 +100,7 @@ func (p *program) pairs(args []string, f func(from, to string) error) int {
 	}
 	dest := args[len(args)-1]
 	return p.each(args[:len(args)-1], func(name string) error {
-		if info, err := p.box.files.Stat(p.path(dest), true); err == nil && info.Type == memfs.Dir {
+		if info, err := p.sandbox.files.Stat(p.path(dest), true); err == nil && info.Type == memfs.Dir {
 			return f(name, p.path(dest)+"/"+path.Base(name))
 		}
 		return f(name, p.path(dest))
@@ -179,7 +179,7 @@ func sleep(p *program) int {
 		defer timer.Stop()
 		select {
 		case <-timer.C:
-			return p.box.gate(p.ctx)
+			return p.sandbox.gate(p.ctx)
 		case <-p.ctx.Done():
 			return errKilled
 		}
@@ -200,9 +200,9 @@ func kill(p *program) int {
 		sig, args = n, args[1:]
 	}
 	return p.each(args, func(pid string) error {
-		p.box.mu.Lock()
-		all := append([]*command{}, p.box.commands...)
-		p.box.mu.Unlock()
+		p.sandbox.mu.Lock()
+		all := append([]*command{}, p.sandbox.commands...)
+		p.sandbox.mu.Unlock()
 		for _, c := range all {
 			if strconv.Itoa(c.info.PID) == strings.TrimPrefix(pid, "-") && c.kill(sig) {
 				return nil
@@ -232,7 +232,7 @@ func env(p *program) int {
 }
 
 func hostname(p *program) int {
-	fmt.Fprintln(p.out, p.box.hostname)
+	fmt.Fprintln(p.out, p.sandbox.hostname)
 	return 0
 }
 
@@ -247,7 +247,7 @@ func chmod(p *program) int {
 		return 1
 	}
 	return p.each(p.args[2:], func(name string) error {
-		info, err := p.box.files.Stat(p.path(name), true)
+		info, err := p.sandbox.files.Stat(p.path(name), true)
 		if err != nil {
 			return err
 		}
@@ -258,7 +258,7 @@ func chmod(p *program) int {
 		if err != nil {
 			return err
 		}
-		return p.box.files.Chmod(p.path(name), uint32(mode))
+		return p.sandbox.files.Chmod(p.path(name), uint32(mode))
 	})
 }
 
@@ -280,14 +280,14 @@ func dd(p *program) int {
 	}
 	in, out := p.in, p.out
 	if o["if"] != "" {
-		f, err := p.box.files.Open(p.path(o["if"]), os.O_RDONLY, 0)
+		f, err := p.sandbox.files.Open(p.path(o["if"]), os.O_RDONLY, 0)
 		if err != nil {
 			return p.each([]string{o["if"]}, func(string) error { return err })
 		}
 		in = f
 	}
 	if o["of"] != "" {
-		f, err := p.box.files.Open(p.path(o["of"]), os.O_WRONLY|os.O_CREATE, 0o644)
+		f, err := p.sandbox.files.Open(p.path(o["of"]), os.O_WRONLY|os.O_CREATE, 0o644)
 		if err == nil && o["conv"] != "notrunc" {
 			err = f.Truncate(number("seek") * number("bs"))
 		}
@@ -318,9 +318,9 @@ func ln(p *program) int {
 	opts, args := p.options("")
 	return p.pairs(args, func(from, to string) error {
 		if opts['s'] != "" {
-			return p.box.files.Symlink(from, to)
+			return p.sandbox.files.Symlink(from, to)
 		}
-		return p.box.files.Link(p.path(from), to)
+		return p.sandbox.files.Link(p.path(from), to)
 	})
 }
 
@@ -330,7 +330,7 @@ func ls(p *program) int {
 		args = []string{"."}
 	}
 	return p.each(args, func(name string) error {
-		info, err := p.box.files.Stat(p.path(name), false)
+		info, err := p.sandbox.files.Stat(p.path(name), false)
 		if err == nil && opts['l'] != "" {
 			fmt.Fprint(p.out, shellInfo{name, info}.Mode(), " ")
 		}
@@ -340,7 +340,7 @@ func ls(p *program) int {
 			}
 			return err
 		}
-		names, err := p.box.files.Names(p.path(name))
+		names, err := p.sandbox.files.Names(p.path(name))
 		for _, n := range names {
 			if !strings.HasPrefix(n, ".") || opts['a'] != "" || opts['A'] != "" {
 				fmt.Fprintln(p.out, n)
@@ -368,7 +368,7 @@ func cut(p *program) int {
 
 func readlink(p *program) int {
 	return p.each(p.args[1:], func(name string) error {
-		info, err := p.box.files.Stat(p.path(name), false)
+		info, err := p.sandbox.files.Stat(p.path(name), false)
 		if err == nil {
 			fmt.Fprintln(p.out, info.Target)
 		}
@@ -384,19 +384,19 @@ func mkdir(p *program) int {
 	}
 	return p.each(args, func(name string) error {
 		if opts['p'] != "" {
-			return p.box.mkdirAll(path.Clean(p.path(name)), mode, owner{})
+			return p.sandbox.mkdirAll(path.Clean(p.path(name)), mode, owner{})
 		}
-		return p.box.files.Mkdir(p.path(name), mode)
+		return p.sandbox.files.Mkdir(p.path(name), mode)
 	})
 }
 
 func mkfifo(p *program) int {
-	return p.each(p.args[1:], func(name string) error { return p.box.files.Mkfifo(p.path(name), 0o644) })
+	return p.each(p.args[1:], func(name string) error { return p.sandbox.files.Mkfifo(p.path(name), 0o644) })
 }
 
 func mv(p *program) int {
 	_, args := p.options("")
-	return p.pairs(args, func(from, to string) error { return p.box.files.Rename(p.path(from), to, false) })
+	return p.pairs(args, func(from, to string) error { return p.sandbox.files.Rename(p.path(from), to, false) })
 }
 
 func rm(p *program) int {
@@ -404,9 +404,9 @@ func rm(p *program) int {
 	return p.each(args, func(name string) error {
 		var err error
 		if opts['r'] != "" || opts['R'] != "" {
-			err = p.box.files.RemoveAll(p.path(name))
+			err = p.sandbox.files.RemoveAll(p.path(name))
 		} else {
-			err = p.box.files.Remove(p.path(name), false)
+			err = p.sandbox.files.Remove(p.path(name), false)
 		}
 		if opts['f'] != "" && errors.Is(err, syscall.ENOENT) {
 			return nil
@@ -417,9 +417,9 @@ func rm(p *program) int {
 
 func touch(p *program) int {
 	return p.each(p.args[1:], func(name string) error {
-		_, err := p.box.files.Open(p.path(name), os.O_WRONLY|os.O_CREATE, 0o644)
+		_, err := p.sandbox.files.Open(p.path(name), os.O_WRONLY|os.O_CREATE, 0o644)
 		if err == nil {
-			err = p.box.files.Chtimes(p.path(name), time.Now())
+			err = p.sandbox.files.Chtimes(p.path(name), time.Now())
 		}
 		return err
 	})
@@ -427,7 +427,7 @@ func touch(p *program) int {
 
 // echod listens on a free port, prints the port, and echoes all data.
 func echod(p *program) int {
-	port, l := p.box.listen(p.ctx)
+	port, l := p.sandbox.listen(p.ctx)
 	fmt.Fprintln(p.out, port)
 	for {
 		select {

@@ -39,9 +39,9 @@ type program struct {
 
 // program returns a command's first program.
 func (c *command) program(args []string) *program {
-	p := &program{command: c, ctx: c.ctx, args: args, env: c.box.environ(&c.cmd), dir: c.cmd.Dir, in: strings.NewReader("")}
+	p := &program{command: c, ctx: c.ctx, args: args, env: c.sandbox.environ(&c.cmd), dir: c.cmd.Dir, in: strings.NewReader("")}
 	if p.dir == "" {
-		p.dir = path.Join("/", c.box.spec.Workdir)
+		p.dir = path.Join("/", c.sandbox.spec.Workdir)
 	}
 	if c.stdin != nil {
 		p.in = boundReader{c.ctx, c.stdin.read}
@@ -52,7 +52,7 @@ func (c *command) program(args []string) *program {
 
 // main runs a command's first program to its end.
 func (p *program) main() int {
-	if info, err := p.box.files.Stat(p.dir, true); err != nil || info.Type != memfs.Dir {
+	if info, err := p.sandbox.files.Stat(p.dir, true); err != nil || info.Type != memfs.Dir {
 		p.errorf("cannot change to directory %s: %v", p.dir, reason(err, syscall.ENOTDIR))
 		return 126
 	}
@@ -81,13 +81,13 @@ func reason(err error, other syscall.Errno) error {
 
 // exec runs the program that the first argument names.
 func (p *program) exec() int {
-	if err := p.box.gate(p.ctx); err != nil {
+	if err := p.sandbox.gate(p.ctx); err != nil {
 		return 128 + sigKill
 	}
 	name := p.args[0]
 	file, err := p.look(name)
 	for depth := 0; err == nil && depth < 4; depth++ {
-		text, _ := p.box.text(file)
+		text, _ := p.sandbox.text(file)
 		if name, ok := strings.CutPrefix(text, magic); ok {
 			return programs()[name](p)
 		}
@@ -115,7 +115,7 @@ func (p *program) exec() int {
 }
 
 // text returns the content of a file.
-func (b *box) text(name string) (string, error) {
+func (b *fakeSandbox) text(name string) (string, error) {
 	f, err := b.files.Open(name, os.O_RDONLY, 0)
 	if err != nil {
 		return "", err
@@ -149,7 +149,7 @@ func (p *program) look(name string) (string, error) {
 }
 
 func (p *program) executable(file string) error {
-	info, err := p.box.files.Stat(file, true)
+	info, err := p.sandbox.files.Stat(file, true)
 	if err == nil && (info.Type != memfs.File || info.Mode&0o111 == 0) {
 		err = &fs.PathError{Op: "exec", Path: file, Err: syscall.EACCES}
 	}
@@ -167,7 +167,7 @@ func sh(p *program) int {
 			name, args = args[0], args[1:]
 		}
 	case len(args) > 0 && !strings.HasPrefix(args[0], "-"):
-		text, err := p.box.text(p.path(args[0]))
+		text, err := p.sandbox.text(p.path(args[0]))
 		if err != nil {
 			p.errorf("%s: %v", args[0], reason(err, syscall.ENOENT))
 			return 127
@@ -297,7 +297,7 @@ func background(s *syntax.Stmt) {
 
 // call stands before everything that a script calls, builtins too.
 func (p *program) call(ctx context.Context, args []string) ([]string, error) {
-	if err := p.box.gate(ctx); err != nil {
+	if err := p.sandbox.gate(ctx); err != nil {
 		return nil, err
 	}
 	switch {
@@ -314,18 +314,18 @@ func (p *program) call(ctx context.Context, args []string) ([]string, error) {
 // run runs a program for a script.
 func (p *program) run(ctx context.Context, args []string) error {
 	hc := interp.HandlerCtx(ctx)
-	job := p.box.job(hc.Env.Get(jobVar).String())
+	job := p.sandbox.job(hc.Env.Get(jobVar).String())
 	switch args[0] {
 	case beginJob:
-		if !p.box.enter() {
+		if !p.sandbox.enter() {
 			return p.cannotFork(hc)
 		}
-		c := p.box.newCommand(p.command, &sandbox.Command{Background: true}, args[1:])
+		c := p.sandbox.newCommand(p.command, &sandbox.Command{Background: true}, args[1:])
 		p.hold()
 		context.AfterFunc(c.ctx, func() {
 			c.finish(0)
 			p.release()
-			p.box.leave()
+			p.sandbox.leave()
 		})
 		fmt.Fprintln(hc.Stdout, c.info.PID)
 		return nil
@@ -341,10 +341,10 @@ func (p *program) run(ctx context.Context, args []string) error {
 	if job != nil {
 		defer context.AfterFunc(job.ctx, cancel)()
 	}
-	if !p.box.enter() {
+	if !p.sandbox.enter() {
 		return p.cannotFork(hc)
 	}
-	defer p.box.leave()
+	defer p.sandbox.leave()
 	child := &program{command: p.command, ctx: ctx, args: args, dir: hc.Dir, in: strings.NewReader(""), out: hc.Stdout, err: hc.Stderr}
 	if f, ok := hc.Stdin.(*os.File); ok && f != nil {
 		child.in = f
@@ -376,7 +376,7 @@ func (p *program) cannotFork(hc interp.HandlerContext) error {
 }
 
 // job finds what a shell runs in the background by its number.
-func (b *box) job(pid string) *command {
+func (b *fakeSandbox) job(pid string) *command {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, c := range b.commands {
@@ -394,7 +394,7 @@ type shellFile struct{ *memfs.Handle }
 func (shellFile) Close() error { return nil }
 
 func (p *program) open(ctx context.Context, name string, flags int, mode os.FileMode) (io.ReadWriteCloser, error) {
-	f, err := p.box.files.Open(in(ctx, name), flags, uint32(mode)&0o644)
+	f, err := p.sandbox.files.Open(in(ctx, name), flags, uint32(mode)&0o644)
 	if err != nil {
 		return nil, err
 	}
@@ -409,12 +409,12 @@ func in(ctx context.Context, name string) string {
 }
 
 func (p *program) stat(ctx context.Context, name string, follow bool) (fs.FileInfo, error) {
-	info, err := p.box.files.Stat(in(ctx, name), follow)
+	info, err := p.sandbox.files.Stat(in(ctx, name), follow)
 	return shellInfo{path.Base(name), info}, err
 }
 
 func (p *program) access(ctx context.Context, name string, mode interp.AccessMode) error {
-	info, err := p.box.files.Stat(in(ctx, name), true)
+	info, err := p.sandbox.files.Stat(in(ctx, name), true)
 	if err == nil && mode&1 != 0 && info.Mode&0o111 == 0 {
 		err = syscall.EACCES
 	}
@@ -422,10 +422,10 @@ func (p *program) access(ctx context.Context, name string, mode interp.AccessMod
 }
 
 func (p *program) readDir(ctx context.Context, name string) ([]fs.DirEntry, error) {
-	names, err := p.box.files.Names(in(ctx, name))
+	names, err := p.sandbox.files.Names(in(ctx, name))
 	var list []fs.DirEntry
 	for _, n := range names {
-		if info, err := p.box.files.Stat(path.Join(in(ctx, name), n), false); err == nil {
+		if info, err := p.sandbox.files.Stat(path.Join(in(ctx, name), n), false); err == nil {
 			list = append(list, fs.FileInfoToDirEntry(shellInfo{n, info}))
 		}
 	}

@@ -141,7 +141,7 @@ func (p *Provider) Restore(ctx context.Context, spec *sandbox.Spec, ref driver.S
 	}
 	plain := *spec
 	plain.Workdir = "" // it may be there already in the files to come
-	b, err := newBox(&plain)
+	b, err := newFakeSandbox(&plain)
 	if err != nil {
 		return nil, none, err
 	}
@@ -243,7 +243,7 @@ func verifyTree(dir string) error {
 
 // fill replaces the tree of a new sandbox with a snapshot's, except devices,
 // and sets its own identity.
-func (p *Provider) fill(ctx context.Context, b *box, dir string) error {
+func (p *Provider) fill(ctx context.Context, b *fakeSandbox, dir string) error {
 	f, err := os.Open(filepath.Join(dir, treeFile))
 	if err != nil {
 		return damaged("it has no files")
@@ -269,7 +269,7 @@ func (p *Provider) fill(ctx context.Context, b *box, dir string) error {
 }
 
 // identify makes the files that tell who a sandbox is its own.
-func (b *box) identify() error {
+func (b *fakeSandbox) identify() error {
 	if err := b.put("/etc/hostname", b.hostname+"\n", 0o644); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return b.fileError("restore", "/etc/hostname", err)
 	}

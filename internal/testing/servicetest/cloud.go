@@ -14,15 +14,15 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Words are a service's words for the statuses of a sandbox.
-type Words struct {
+// Statuses are a service's words for the statuses of a sandbox.
+type Statuses struct {
 	Starting, Running, Stopping, Stopped, Failed, Deleted string
 	// Made is that of one that was never started, if the service has such.
 	Made string
 }
 
-// Box is a sandbox as a service shows it.
-type Box struct {
+// Sandbox is a sandbox as a service shows it.
+type Sandbox struct {
 	ID, Name, Owner string // the name is unique among the sandboxes of an owner
 	Status          string
 	Labels          map[string]string
@@ -33,16 +33,16 @@ type Box struct {
 	Memory          int64 // zero: 1 GiB
 }
 
-// CloudBox is a sandbox of a Cloud.
-type CloudBox struct {
-	box    Box
-	in     driver.Instance
-	forced string              // shown in place of the status
-	frozen *driver.SnapshotRef // its files, while it is stopped
-	awake  context.Context     // ends when it is stopped or removed
-	sleep  context.CancelFunc
-	timer  Timer
-	last   *transition
+// CloudSandbox is a sandbox of a Cloud.
+type CloudSandbox struct {
+	sandbox Sandbox
+	in      driver.Instance
+	forced  string              // shown in place of the status
+	frozen  *driver.SnapshotRef // its files, while it is stopped
+	awake   context.Context     // ends when it is stopped or removed
+	sleep   context.CancelFunc
+	timer   Timer
+	last    *transition
 }
 
 // transition is a change of a status, or a snapshot, that takes a while.
@@ -64,21 +64,21 @@ type Cloud struct {
 	// Work is what continues after a request was answered.
 	Work sync.WaitGroup
 
-	backing driver.Provider
-	words   Words
+	backing  driver.Provider
+	statuses Statuses
 
-	mu     sync.Mutex
-	takes  time.Duration
-	boxes  []*CloudBox
-	saved  []*Snapshot
-	serial int
+	mu        sync.Mutex
+	takes     time.Duration
+	sandboxes []*CloudSandbox
+	saved     []*Snapshot
+	serial    int
 }
 
 // Snapshot is a saved sandbox.
 type Snapshot struct {
 	ID, Name, Owner string // the name is unique among the snapshots of an owner
 	Request         any    // what the client asked for
-	Box             string // ID of the sandbox
+	Sandbox         string // ID of the sandbox
 	Ready           bool
 	Size            int64
 	Created         time.Time
@@ -93,8 +93,8 @@ var (
 )
 
 // NewCloud returns a cloud without sandboxes.
-func NewCloud(backing driver.Provider, words Words) *Cloud {
-	return &Cloud{backing: backing, words: words}
+func NewCloud(backing driver.Provider, words Statuses) *Cloud {
+	return &Cloud{backing: backing, statuses: words}
 }
 
 // Transitions makes starting and stopping take a while. At first they take no
@@ -117,7 +117,7 @@ func (c *Cloud) Close(ctx context.Context) error {
 
 // slowly does something with a sandbox, and waits for it unless transitions take
 // a while.
-func (c *Cloud) slowly(b *CloudBox, f func() error) error {
+func (c *Cloud) slowly(b *CloudSandbox, f func() error) error {
 	one := &transition{done: make(chan struct{})}
 	c.mu.Lock()
 	takes := c.takes
@@ -136,7 +136,7 @@ func (c *Cloud) slowly(b *CloudBox, f func() error) error {
 }
 
 // Wait waits for what was last begun with a sandbox.
-func (c *Cloud) Wait(b *CloudBox) error {
+func (c *Cloud) Wait(b *CloudSandbox) error {
 	c.mu.Lock()
 	one := b.last
 	c.mu.Unlock()
@@ -145,32 +145,32 @@ func (c *Cloud) Wait(b *CloudBox) error {
 }
 
 // add adds a sandbox with a status.
-func (c *Cloud) add(box Box, status string) (*CloudBox, error) {
-	box.Status = status
-	b := &CloudBox{box: box}
+func (c *Cloud) add(sb Sandbox, status string) (*CloudSandbox, error) {
+	sb.Status = status
+	b := &CloudSandbox{sandbox: sb}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	b.box.Created = time.Now().UTC() // in the order of the list
-	for _, other := range c.boxes {
-		if other.box.Owner == box.Owner && other.box.Name == box.Name && other.box.Status != c.words.Deleted {
+	b.sandbox.Created = time.Now().UTC() // in the order of the list
+	for _, other := range c.sandboxes {
+		if other.sandbox.Owner == sb.Owner && other.sandbox.Name == sb.Name && other.sandbox.Status != c.statuses.Deleted {
 			return nil, ErrTaken
 		}
 	}
-	c.boxes = append(c.boxes, b)
+	c.sandboxes = append(c.sandboxes, b)
 	return b, nil
 }
 
 // Make makes a sandbox that is not started, or a stopped one with the files of
 // another that is stopped.
-func (c *Cloud) Make(box Box, from *CloudBox) (*CloudBox, error) {
+func (c *Cloud) Make(sb Sandbox, from *CloudSandbox) (*CloudSandbox, error) {
 	if from == nil {
-		return c.add(box, c.words.Made)
+		return c.add(sb, c.statuses.Made)
 	}
 	copied, err := c.duplicate(from)
 	if err != nil {
 		return nil, err
 	}
-	b, err := c.add(box, c.words.Stopped)
+	b, err := c.add(sb, c.statuses.Stopped)
 	if err != nil {
 		return nil, errors.Join(err, c.drop(copied.Ref))
 	}
@@ -181,10 +181,10 @@ func (c *Cloud) Make(box Box, from *CloudBox) (*CloudBox, error) {
 }
 
 // duplicate copies the files of a stopped sandbox.
-func (c *Cloud) duplicate(b *CloudBox) (driver.Snapshot, error) {
+func (c *Cloud) duplicate(b *CloudSandbox) (driver.Snapshot, error) {
 	c.mu.Lock()
 	frozen := b.frozen
-	if b.box.Status != c.words.Stopped {
+	if b.sandbox.Status != c.statuses.Stopped {
 		frozen = nil
 	}
 	c.mu.Unlock()
@@ -210,15 +210,15 @@ func (c *Cloud) drop(ref driver.SnapshotRef) error {
 }
 
 // Keep saves a stopped sandbox as a snapshot with a name.
-func (c *Cloud) Keep(b *CloudBox, id, name string) (*Snapshot, error) {
-	if _, err := c.Snapshot(b.box.Owner, name); err == nil {
+func (c *Cloud) Keep(b *CloudSandbox, id, name string) (*Snapshot, error) {
+	if _, err := c.Snapshot(b.sandbox.Owner, name); err == nil {
 		return nil, ErrTaken
 	}
 	copied, err := c.duplicate(b)
 	if err != nil {
 		return nil, err
 	}
-	s := &Snapshot{ID: id, Name: name, Owner: b.box.Owner, Ready: true, Size: copied.Size, Created: time.Now().UTC(), ref: copied.Ref}
+	s := &Snapshot{ID: id, Name: name, Owner: b.sandbox.Owner, Ready: true, Size: copied.Size, Created: time.Now().UTC(), ref: copied.Ref}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.saved = append(c.saved, s)
@@ -226,8 +226,8 @@ func (c *Cloud) Keep(b *CloudBox, id, name string) (*Snapshot, error) {
 }
 
 // Revert gives a stopped sandbox the files of a snapshot.
-func (c *Cloud) Revert(b *CloudBox, s *Snapshot) error {
-	if c.Show(b).Status != c.words.Stopped {
+func (c *Cloud) Revert(b *CloudSandbox, s *Snapshot) error {
+	if c.Show(b).Status != c.statuses.Stopped {
 		return ErrConflict
 	}
 	copied, err := c.copy(s.ref)
@@ -242,13 +242,13 @@ func (c *Cloud) Revert(b *CloudBox, s *Snapshot) error {
 }
 
 // Create makes a sandbox, with the files of a snapshot if there is one.
-func (c *Cloud) Create(box Box, from *Snapshot) (*CloudBox, error) {
-	b, err := c.add(box, c.words.Starting)
+func (c *Cloud) Create(sb Sandbox, from *Snapshot) (*CloudSandbox, error) {
+	b, err := c.add(sb, c.statuses.Starting)
 	if err != nil {
 		return nil, err
 	}
-	if !box.Ends.IsZero() {
-		b.timer.Set(time.Until(box.Ends), func() { _ = c.Remove(context.Background(), b) })
+	if !sb.Ends.IsZero() {
+		b.timer.Set(time.Until(sb.Ends), func() { _ = c.Remove(context.Background(), b) })
 	}
 	return b, c.slowly(b, func() error {
 		var ref *driver.SnapshotRef
@@ -257,20 +257,20 @@ func (c *Cloud) Create(box Box, from *Snapshot) (*CloudBox, error) {
 		}
 		err := c.boot(context.Background(), b, ref)
 		if err != nil {
-			_ = c.move(b, c.words.Failed, c.words.Starting)
+			_ = c.move(b, c.statuses.Failed, c.statuses.Starting)
 		}
 		return err
 	})
 }
 
 // boot starts a machine, with its own files or a snapshot's.
-func (c *Cloud) boot(ctx context.Context, b *CloudBox, from *driver.SnapshotRef) (err error) {
+func (c *Cloud) boot(ctx context.Context, b *CloudSandbox, from *driver.SnapshotRef) (err error) {
 	c.mu.Lock()
 	c.serial++
-	id := sandbox.ID("box-" + strconv.Itoa(c.serial) + "-" + b.box.ID[:8])
+	id := sandbox.ID("box-" + strconv.Itoa(c.serial) + "-" + b.sandbox.ID[:8])
 	c.mu.Unlock()
-	own := &sandbox.Spec{ID: id, Name: string(id), Image: "host", Mounts: b.box.Mounts}
-	own.Resources = sandbox.Resources{Memory: cmp.Or(b.box.Memory, 1<<30), Disk: 1 << 30, PIDs: 1024}
+	own := &sandbox.Spec{ID: id, Name: string(id), Image: "host", Mounts: b.sandbox.Mounts}
+	own.Resources = sandbox.Resources{Memory: cmp.Or(b.sandbox.Memory, 1<<30), Disk: 1 << 30, PIDs: 1024}
 	var in driver.Instance
 	if from == nil {
 		in, err = c.backing.Create(ctx, own)
@@ -284,7 +284,7 @@ func (c *Cloud) boot(ctx context.Context, b *CloudBox, from *driver.SnapshotRef)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if b.box.Status == c.words.Deleted { // meanwhile
+	if b.sandbox.Status == c.statuses.Deleted { // meanwhile
 		return in.Destroy(ctx)
 	}
 	b.in = in
@@ -293,25 +293,25 @@ func (c *Cloud) boot(ctx context.Context, b *CloudBox, from *driver.SnapshotRef)
 }
 
 // run notes that a sandbox runs. The mutex is held.
-func (c *Cloud) run(b *CloudBox) {
-	b.box.Status = c.words.Running
+func (c *Cloud) run(b *CloudSandbox) {
+	b.sandbox.Status = c.statuses.Running
 	b.awake, b.sleep = context.WithCancel(context.Background())
 }
 
 // move changes the status if it is one of several.
-func (c *Cloud) move(b *CloudBox, to string, from ...string) error {
+func (c *Cloud) move(b *CloudSandbox, to string, from ...string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if b.forced != "" || !slices.Contains(from, b.box.Status) {
+	if b.forced != "" || !slices.Contains(from, b.sandbox.Status) {
 		return ErrConflict
 	}
-	b.box.Status = to
+	b.sandbox.Status = to
 	return nil
 }
 
 // Stop keeps the files of a sandbox, and nothing that runs.
-func (c *Cloud) Stop(b *CloudBox) error {
-	if err := c.move(b, c.words.Stopping, c.words.Running); err != nil {
+func (c *Cloud) Stop(b *CloudSandbox) error {
+	if err := c.move(b, c.statuses.Stopping, c.statuses.Running); err != nil {
 		return err
 	}
 	return c.slowly(b, func() error {
@@ -320,19 +320,19 @@ func (c *Cloud) Stop(b *CloudBox) error {
 		if !ok {
 			return errors.New("the fake cannot stop sandboxes")
 		}
-		saved, err := saver.Snapshot(context.Background(), driver.SnapshotOptions{ID: "stopped-" + b.box.ID[:8] + "-" + strconv.FormatInt(time.Now().UnixNano(), 36), Stop: true})
+		saved, err := saver.Snapshot(context.Background(), driver.SnapshotOptions{ID: "stopped-" + b.sandbox.ID[:8] + "-" + strconv.FormatInt(time.Now().UnixNano(), 36), Stop: true})
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		if b.frozen, b.box.Status = &saved.Ref, c.words.Stopped; err != nil {
-			b.frozen, b.box.Status = nil, c.words.Failed
+		if b.frozen, b.sandbox.Status = &saved.Ref, c.statuses.Stopped; err != nil {
+			b.frozen, b.sandbox.Status = nil, c.statuses.Failed
 		}
 		return err
 	})
 }
 
 // Start starts a stopped sandbox again, or one that was never started.
-func (c *Cloud) Start(b *CloudBox) error {
-	if err := c.move(b, c.words.Starting, c.words.Stopped, c.words.Made); err != nil {
+func (c *Cloud) Start(b *CloudSandbox) error {
+	if err := c.move(b, c.statuses.Starting, c.statuses.Stopped, c.statuses.Made); err != nil {
 		return err
 	}
 	return c.slowly(b, func() error {
@@ -344,7 +344,7 @@ func (c *Cloud) Start(b *CloudBox) error {
 }
 
 // thaw removes what a stopped sandbox was kept in.
-func (c *Cloud) thaw(ctx context.Context, b *CloudBox) error {
+func (c *Cloud) thaw(ctx context.Context, b *CloudSandbox) error {
 	c.mu.Lock()
 	frozen := b.frozen
 	b.frozen = nil
@@ -357,18 +357,18 @@ func (c *Cloud) thaw(ctx context.Context, b *CloudBox) error {
 
 // Delete is the request of a client to remove a sandbox. It is a conflict while
 // the status changes.
-func (c *Cloud) Delete(b *CloudBox) error {
-	if slices.Contains([]string{c.words.Starting, c.words.Stopping, c.Pauses.Pausing, c.Pauses.Resuming}, c.Show(b).Status) {
+func (c *Cloud) Delete(b *CloudSandbox) error {
+	if slices.Contains([]string{c.statuses.Starting, c.statuses.Stopping, c.Pauses.Pausing, c.Pauses.Resuming}, c.Show(b).Status) {
 		return ErrConflict
 	}
 	return c.Remove(context.Background(), b)
 }
 
 // Remove ends a sandbox. The service remembers it.
-func (c *Cloud) Remove(ctx context.Context, b *CloudBox) error {
+func (c *Cloud) Remove(ctx context.Context, b *CloudSandbox) error {
 	c.mu.Lock()
-	first := b.box.Status != c.words.Deleted
-	b.box.Status = c.words.Deleted
+	first := b.sandbox.Status != c.statuses.Deleted
+	b.sandbox.Status = c.statuses.Deleted
 	in, sleep := b.in, b.sleep
 	c.mu.Unlock()
 	b.timer.Set(0, nil)
@@ -383,19 +383,19 @@ func (c *Cloud) Remove(ctx context.Context, b *CloudBox) error {
 }
 
 // all returns the sandboxes that were not deleted.
-func (c *Cloud) all() []*CloudBox {
+func (c *Cloud) all() []*CloudSandbox {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(c.boxes), func(b *CloudBox) bool { return b.box.Status == c.words.Deleted })
+	return slices.DeleteFunc(slices.Clone(c.sandboxes), func(b *CloudSandbox) bool { return b.sandbox.Status == c.statuses.Deleted })
 }
 
 // Find finds a sandbox by its ID, also a deleted one, or by its name. Without an
 // owner, it is one of any.
-func (c *Cloud) Find(owner, name string) (*CloudBox, error) {
+func (c *Cloud) Find(owner, name string) (*CloudSandbox, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, b := range slices.Backward(c.boxes) {
-		if (owner == "" || b.box.Owner == owner) && (b.box.ID == name || b.box.Name == name && b.box.Status != c.words.Deleted) {
+	for _, b := range slices.Backward(c.sandboxes) {
+		if (owner == "" || b.sandbox.Owner == owner) && (b.sandbox.ID == name || b.sandbox.Name == name && b.sandbox.Status != c.statuses.Deleted) {
 			return b, nil
 		}
 	}
@@ -403,7 +403,7 @@ func (c *Cloud) Find(owner, name string) (*CloudBox, error) {
 }
 
 // List returns the sandboxes of an owner with some labels.
-func (c *Cloud) List(owner string, labels map[string]string) (found []Box) {
+func (c *Cloud) List(owner string, labels map[string]string) (found []Sandbox) {
 	for _, b := range c.all() {
 		now := c.Show(b)
 		fits := now.Owner == owner
@@ -418,9 +418,9 @@ func (c *Cloud) List(owner string, labels map[string]string) (found []Box) {
 }
 
 // History returns the sandboxes of an owner, also those that were deleted.
-func (c *Cloud) History(owner string) (found []Box) {
+func (c *Cloud) History(owner string) (found []Sandbox) {
 	c.mu.Lock()
-	all := slices.Clone(c.boxes)
+	all := slices.Clone(c.sandboxes)
 	c.mu.Unlock()
 	for _, b := range all {
 		if now := c.Show(b); now.Owner == owner {
@@ -433,25 +433,25 @@ func (c *Cloud) History(owner string) (found []Box) {
 // Names returns the names of all sandboxes.
 func (c *Cloud) Names() (names []string) {
 	for _, b := range c.all() {
-		names = append(names, b.box.Name)
+		names = append(names, b.sandbox.Name)
 	}
 	return names
 }
 
 // Show returns what the service shows of a sandbox.
-func (c *Cloud) Show(b *CloudBox) Box {
+func (c *Cloud) Show(b *CloudSandbox) Sandbox {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := b.box
+	now := b.sandbox
 	now.Status, now.Labels = cmp.Or(b.forced, now.Status), maps.Clone(now.Labels)
 	return now
 }
 
 // Change changes a sandbox.
-func (c *Cloud) Change(b *CloudBox, f func(*Box)) {
+func (c *Cloud) Change(b *CloudSandbox, f func(*Sandbox)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	f(&b.box)
+	f(&b.sandbox)
 }
 
 // Force makes all sandboxes show a status in place of their own, and act by it.
@@ -466,8 +466,8 @@ func (c *Cloud) Force(status string) {
 
 // Machine returns the machine of a sandbox that runs, and a context that ends
 // when it is stopped or removed.
-func (c *Cloud) Machine(b *CloudBox) (driver.Instance, context.Context, error) {
-	if c.Show(b).Status != c.words.Running {
+func (c *Cloud) Machine(b *CloudSandbox) (driver.Instance, context.Context, error) {
+	if c.Show(b).Status != c.statuses.Running {
 		return nil, nil, ErrConflict
 	}
 	c.mu.Lock()
@@ -481,7 +481,7 @@ func (c *Cloud) Machine(b *CloudBox) (driver.Instance, context.Context, error) {
 // End ends a sandbox as the service does by itself.
 func (c *Cloud) End(ctx context.Context, name string) error {
 	for _, b := range c.all() {
-		if b.box.Name == name {
+		if b.sandbox.Name == name {
 			return c.Remove(ctx, b)
 		}
 	}
@@ -498,12 +498,12 @@ func (c *Cloud) StopAll() (err error) {
 
 // Save saves a sandbox that runs as a snapshot, which has an ID and a name. With
 // Memory it may also be paused.
-func (c *Cloud) Save(b *CloudBox, as Snapshot) (*Snapshot, error) {
-	if now := c.Show(b).Status; now != c.words.Running && (!c.Memory || now != c.Pauses.Paused) {
+func (c *Cloud) Save(b *CloudSandbox, as Snapshot) (*Snapshot, error) {
+	if now := c.Show(b).Status; now != c.statuses.Running && (!c.Memory || now != c.Pauses.Paused) {
 		return nil, ErrConflict
 	}
 	s := &as
-	s.Owner, s.Box, s.Created = b.box.Owner, b.box.ID, time.Now().UTC()
+	s.Owner, s.Sandbox, s.Created = b.sandbox.Owner, b.sandbox.ID, time.Now().UTC()
 	c.mu.Lock()
 	in := b.in
 	taken := slices.ContainsFunc(c.saved, func(o *Snapshot) bool { return o.Owner == s.Owner && o.Name == s.Name })

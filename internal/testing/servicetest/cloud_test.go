@@ -15,7 +15,7 @@ import (
 // cloud is a cloud that ends with the test. Its sandboxes are in memory.
 func cloud(t *testing.T) *servicetest.Cloud {
 	t.Helper()
-	c := servicetest.NewCloud(fake.New(fake.Options{SnapshotDir: t.TempDir()}), servicetest.Words{
+	c := servicetest.NewCloud(fake.New(fake.Options{SnapshotDir: t.TempDir()}), servicetest.Statuses{
 		Starting: "starting", Running: "running", Stopping: "stopping", Stopped: "stopped", Failed: "failed", Deleted: "deleted",
 	})
 	t.Cleanup(func() {
@@ -26,10 +26,10 @@ func cloud(t *testing.T) *servicetest.Cloud {
 	return c
 }
 
-// box makes a sandbox.
-func box(t *testing.T, c *servicetest.Cloud, owner, name string, from *servicetest.Snapshot) *servicetest.CloudBox {
+// makeSandbox makes a sandbox.
+func makeSandbox(t *testing.T, c *servicetest.Cloud, owner, name string, from *servicetest.Snapshot) *servicetest.CloudSandbox {
 	t.Helper()
-	b, err := c.Create(servicetest.Box{ID: servicetest.NewID(), Name: name, Owner: owner}, from)
+	b, err := c.Create(servicetest.Sandbox{ID: servicetest.NewID(), Name: name, Owner: owner}, from)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func box(t *testing.T, c *servicetest.Cloud, owner, name string, from *servicete
 }
 
 // files are those of a sandbox that runs.
-func files(t *testing.T, c *servicetest.Cloud, b *servicetest.CloudBox) driver.FileSystem {
+func files(t *testing.T, c *servicetest.Cloud, b *servicetest.CloudSandbox) driver.FileSystem {
 	t.Helper()
 	in, _, err := c.Machine(b)
 	if err != nil {
@@ -53,14 +53,14 @@ func files(t *testing.T, c *servicetest.Cloud, b *servicetest.CloudBox) driver.F
 // A name is one of an owner, and only an ID finds what was deleted.
 func TestFind(t *testing.T) {
 	c := cloud(t)
-	mine, theirs := box(t, c, "me", "one", nil), box(t, c, "them", "two", nil)
-	if _, err := c.Create(servicetest.Box{ID: servicetest.NewID(), Name: "one", Owner: "me"}, nil); !errors.Is(err, servicetest.ErrTaken) {
+	mine, theirs := makeSandbox(t, c, "me", "one", nil), makeSandbox(t, c, "them", "two", nil)
+	if _, err := c.Create(servicetest.Sandbox{ID: servicetest.NewID(), Name: "one", Owner: "me"}, nil); !errors.Is(err, servicetest.ErrTaken) {
 		t.Errorf("another one: %v", err)
 	}
 	id := c.Show(theirs).ID
 	for _, tt := range []struct {
 		owner, name string
-		want        *servicetest.CloudBox // nil: none
+		want        *servicetest.CloudSandbox // nil: none
 	}{
 		{"me", "one", mine},
 		{"me", "two", nil},
@@ -88,7 +88,7 @@ func TestFind(t *testing.T) {
 // A snapshot has the files of its sandbox, and what the client asked for.
 func TestSave(t *testing.T) {
 	c := cloud(t)
-	b := box(t, c, "me", "one", nil)
+	b := makeSandbox(t, c, "me", "one", nil)
 	if _, err := files(t, c, b).Write(t.Context(), "/tmp/note", strings.NewReader("saved"), driver.WriteOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -105,10 +105,10 @@ func TestSave(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.ID != "s-1" || s.Request != "asked" || s.Box != c.Show(b).ID || s.Owner != "me" || !s.Ready {
+	if s.ID != "s-1" || s.Request != "asked" || s.Sandbox != c.Show(b).ID || s.Owner != "me" || !s.Ready {
 		t.Errorf("the snapshot is %+v", s)
 	}
-	copied := box(t, c, "me", "two", s)
+	copied := makeSandbox(t, c, "me", "two", s)
 	body, _, err := files(t, c, copied).Read(t.Context(), "/tmp/note", driver.ReadOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -194,7 +194,7 @@ func UUID() string {
 // After returns at most size of the sandboxes after a cursor, and the cursor of the
 // next page, or nil. A cursor is a time, so sandboxes that are removed meanwhile
 // hide no others.
-func After(all []Box, cursor string, size int) (page []Box, next any) {
+func After(all []Sandbox, cursor string, size int) (page []Sandbox, next any) {
 	for _, b := range all {
 		switch at := strconv.FormatInt(b.Created.UnixNano(), 10); {
 		case at <= cursor:

@@ -11,18 +11,18 @@ import (
 type PauseWords struct{ Pausing, Paused, Resuming string }
 
 // Pause keeps a sandbox with what runs in it.
-func (c *Cloud) Pause(b *CloudBox) error {
-	if err := c.move(b, c.Pauses.Pausing, c.words.Running); err != nil {
+func (c *Cloud) Pause(b *CloudSandbox) error {
+	if err := c.move(b, c.Pauses.Pausing, c.statuses.Running); err != nil {
 		return err
 	}
 	return c.slowly(b, func() error {
 		b.sleep()
-		return c.paused(b, func(p driver.Pauser) error { return p.Pause(context.Background()) }, func() { b.box.Status = c.Pauses.Paused })
+		return c.paused(b, func(p driver.Pauser) error { return p.Pause(context.Background()) }, func() { b.sandbox.Status = c.Pauses.Paused })
 	})
 }
 
 // Resume continues a paused sandbox.
-func (c *Cloud) Resume(b *CloudBox) error {
+func (c *Cloud) Resume(b *CloudSandbox) error {
 	if err := c.move(b, c.Pauses.Resuming, c.Pauses.Paused); err != nil {
 		return err
 	}
@@ -33,7 +33,7 @@ func (c *Cloud) Resume(b *CloudBox) error {
 
 // paused pauses or resumes a sandbox, and notes that, unless it was deleted
 // meanwhile. done is called with the mutex held.
-func (c *Cloud) paused(b *CloudBox, f func(driver.Pauser) error, done func()) error {
+func (c *Cloud) paused(b *CloudSandbox, f func(driver.Pauser) error, done func()) error {
 	pauser, ok := driver.As[driver.Pauser](b.in)
 	if !ok {
 		return errors.New("the fake cannot pause sandboxes")
@@ -42,9 +42,9 @@ func (c *Cloud) paused(b *CloudBox, f func(driver.Pauser) error, done func()) er
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case b.box.Status == c.words.Deleted:
+	case b.sandbox.Status == c.statuses.Deleted:
 	case err != nil:
-		b.box.Status = c.words.Failed
+		b.sandbox.Status = c.statuses.Failed
 	default:
 		done()
 	}

@@ -64,13 +64,13 @@ type capture struct {
 func (f *film) launch() (*capture, error) {
 	// It is asked to end, and ends the video, after the recorder's context has.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(f.ctx))
-	box, err := f.s.cfg.Open(ctx, string(f.row.Sandbox))
+	sb, err := f.s.cfg.Open(ctx, string(f.row.Sandbox))
 	if err != nil {
 		cancel()
 		return nil, err
 	}
 	even := func(n int) string { return fmt.Sprint((n + 1) &^ 1) }
-	p, err := box.Exec(ctx, sandbox.Command{Args: []string{"/bin/sh", "-c", captureScript, "record", fmt.Sprint(f.row.FPS), even(f.width), even(f.height)}})
+	p, err := sb.Exec(ctx, sandbox.Command{Args: []string{"/bin/sh", "-c", captureScript, "record", fmt.Sprint(f.row.FPS), even(f.width), even(f.height)}})
 	if err != nil {
 		cancel()
 		return nil, err

@@ -98,14 +98,14 @@ func (r *recorder) await(ctx context.Context) sandbox.Reason {
 			return ended(ctx)
 		case <-time.After(lookAgain):
 		}
-		box, err := r.s.cfg.Find(ctx, string(r.row.Sandbox))
+		sb, err := r.s.cfg.Find(ctx, string(r.row.Sandbox))
 		switch {
 		case sandbox.CodeOf(err) == sandbox.CodeNotFound:
 			return r.gone(ctx)
 		case err != nil:
 			continue
 		}
-		switch box.State {
+		switch sb.State {
 		case sandbox.Running, sandbox.Exited:
 			return ""
 		case sandbox.Stopped, sandbox.Failed, sandbox.Gone:
@@ -186,7 +186,7 @@ func (r *recorder) finish(why sandbox.Reason) {
 	defer cancel()
 	if size == 0 { // it ended before anything was seen
 		if why != viewing.ReasonNoDisplay && why != viewing.ReasonFFmpeg {
-			row.Reason = viewing.ReasonBoxDeath
+			row.Reason = viewing.ReasonSandboxDeath
 		}
 		r.s.note(r.s.complete(ctx, &row, viewing.RecordingFailed))
 		return

@@ -113,7 +113,7 @@ func (s *Service) Start(ctx context.Context, ref string, by viewing.StreamSessio
 	if err := check(&n); err != nil {
 		return out, err
 	}
-	box, err := s.cfg.Find(ctx, ref)
+	sb, err := s.cfg.Find(ctx, ref)
 	if err != nil {
 		return out, err
 	}
@@ -124,9 +124,9 @@ func (s *Service) Start(ctx context.Context, ref string, by viewing.StreamSessio
 		}
 	}
 	id := "rec-" + strings.ToLower(rand.Text()[:16])
-	err = s.cfg.Guard.Do(ctx, ops.RecordingStart, guard.Subject{Sandbox: box.ID, Name: box.Name, Subject: id}, func(ctx context.Context) error {
+	err = s.cfg.Guard.Do(ctx, ops.RecordingStart, guard.Subject{Sandbox: sb.ID, Name: sb.Name, Subject: id}, func(ctx context.Context) error {
 		row := store.Recording{Tenant: who.Tenant, Node: s.cfg.Node, Recording: viewing.Recording{
-			ID: id, State: viewing.RecordingRunning, Sandbox: box.ID, Name: box.Name, Session: session,
+			ID: id, State: viewing.RecordingRunning, Sandbox: sb.ID, Name: sb.Name, Session: session,
 			Kind: n.Kind, Title: printable(n.Title), Max: n.Max, Started: time.Now().UTC(),
 		}}
 		if n.Kind == viewing.RecordDesktop {
@@ -135,7 +135,7 @@ func (s *Service) Start(ctx context.Context, ref string, by viewing.StreamSessio
 			return err
 		}
 		row.Format, row.Input = viewing.FormatCast, n.Input
-		if row.Process, err = s.cfg.Terminals.EnsureTerminal(ctx, box.ID, n.Process, n.Size); err != nil {
+		if row.Process, err = s.cfg.Terminals.EnsureTerminal(ctx, sb.ID, n.Process, n.Size); err != nil {
 			return err
 		}
 		out = row.Recording
@@ -526,7 +526,7 @@ func (s *Service) lost(ctx context.Context, row *store.Recording) error {
 		row.Size, row.Reason = info.Size, viewing.ReasonReaped
 		return s.complete(ctx, row, viewing.RecordingAvailable)
 	case sandbox.CodeOf(err) == sandbox.CodeNotFound:
-		row.Reason = viewing.ReasonBoxDeath
+		row.Reason = viewing.ReasonSandboxDeath
 		return s.complete(ctx, row, viewing.RecordingFailed)
 	}
 	return err

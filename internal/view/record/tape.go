@@ -87,11 +87,11 @@ func (r *tape) exited(ctx context.Context, exit sandbox.Exit) (last bool, why sa
 	case <-time.After(lookAgain):
 	case <-ctx.Done():
 	}
-	box, err := r.s.cfg.Find(r.ctx, string(r.row.Sandbox))
+	sb, err := r.s.cfg.Find(r.ctx, string(r.row.Sandbox))
 	switch {
-	case sandbox.CodeOf(err) == sandbox.CodeNotFound || err == nil && box.State == sandbox.Gone:
+	case sandbox.CodeOf(err) == sandbox.CodeNotFound || err == nil && sb.State == sandbox.Gone:
 		return true, r.gone(r.ctx)
-	case err == nil && (box.State == sandbox.Pausing || box.State == sandbox.Paused || box.State == sandbox.Resuming):
+	case err == nil && (sb.State == sandbox.Pausing || sb.State == sandbox.Paused || sb.State == sandbox.Resuming):
 		return false, ""
 	}
 	return true, exit.Reason

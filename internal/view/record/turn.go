@@ -32,12 +32,12 @@ type turn struct {
 }
 
 // TurnHolds makes the first use of a desktop start a recording.
-func (s *Service) TurnHolds(row store.Session, id string, box sandbox.ID, epoch int64) {
+func (s *Service) TurnHolds(row store.Session, id string, sb sandbox.ID, epoch int64) {
 	k := turnKey{row.Tenant, row.ID, id}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if t := s.turns[k]; t == nil || t.sandbox != box || t.epoch != epoch {
-		s.turns[k] = &turn{group: row.Group, sandbox: box, epoch: epoch}
+	if t := s.turns[k]; t == nil || t.sandbox != sb || t.epoch != epoch {
+		s.turns[k] = &turn{group: row.Group, sandbox: sb, epoch: epoch}
 	}
 }
 

@@ -76,20 +76,20 @@ func (l *Pool[S]) keepOne(ctx context.Context) bool {
 	l.making.Lock()
 	defer l.making.Unlock()
 	s, image, from, surplus := l.next(time.Now())
-	for _, box := range surplus {
-		box.Undo()
+	for _, sandbox := range surplus {
+		sandbox.Undo()
 	}
 	if image == "" || ctx.Err() != nil {
 		return false
 	}
 	defer from.Close()
-	box, err := l.maker.Make(ctx, s, image, from)
+	sandbox, err := l.maker.Make(ctx, s, image, from)
 	if err != nil {
 		l.forget(s)
 		return true
 	}
-	if !l.Put(s, "", box) {
-		box.Undo()
+	if !l.Put(s, "", sandbox) {
+		sandbox.Undo()
 		return false
 	}
 	return true

@@ -99,8 +99,8 @@ func (l *Pool[S]) Close() {
 	l.once.Do(func() {}) // prevents starting the goroutine
 	l.stop()
 	l.work.Wait()
-	for _, box := range l.empty(true) {
-		box.Undo()
+	for _, sb := range l.empty(true) {
+		sb.Undo()
 	}
 }
 
@@ -110,8 +110,8 @@ func (l *Pool[S]) Drain() {
 	ready := l.empty(false)
 	l.making.Lock()
 	defer l.making.Unlock()
-	for _, box := range ready {
-		box.Undo()
+	for _, sb := range ready {
+		sb.Undo()
 	}
 }
 
@@ -140,39 +140,39 @@ func (l *Pool[S]) of(s Shape, image string) *set[S] {
 
 // Put adds a sandbox to the pool. It fails if the pool was closed meanwhile, or,
 // without an image, if there are no longer requests for the shape.
-func (l *Pool[S]) Put(s Shape, image string, box S) bool {
+func (l *Pool[S]) Put(s Shape, image string, sb S) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed || image == "" && l.shapes[s] == nil {
 		return false
 	}
 	sh := l.of(s, image)
-	sh.ready = append(sh.ready, box)
+	sh.ready = append(sh.ready, sb)
 	return true
 }
 
 // Take hands out a running sandbox of a shape, if there is one. It ends those
 // that no longer run.
-func (l *Pool[S]) Take(s Shape) (box S, ok bool) {
-	box, ok, dead := l.take(s)
+func (l *Pool[S]) Take(s Shape) (sb S, ok bool) {
+	sb, ok, dead := l.take(s)
 	for _, d := range dead {
 		d.Undo()
 	}
-	return box, ok
+	return sb, ok
 }
 
-func (l *Pool[S]) take(s Shape) (box S, ok bool, dead []S) {
+func (l *Pool[S]) take(s Shape) (sb S, ok bool, dead []S) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	sh := l.shapes[s]
 	for sh != nil && len(sh.ready) > 0 {
-		box, sh.ready = sh.ready[0], sh.ready[1:]
-		if box.Alive() {
-			return box, true, dead
+		sb, sh.ready = sh.ready[0], sh.ready[1:]
+		if sb.Alive() {
+			return sb, true, dead
 		}
-		dead = append(dead, box)
+		dead = append(dead, sb)
 	}
-	return box, false, dead
+	return sb, false, dead
 }
 
 // Want records a request for a shape of an image, with the memory of a snapshot

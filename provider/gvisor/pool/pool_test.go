@@ -13,23 +13,23 @@ import (
 	"github.com/atoll-run/atoll/provider/gvisor/snapshot"
 )
 
-// box is a sandbox that only counts.
-type box struct{ alive, undone atomic.Bool }
+// countedSandbox is a sandbox that only counts.
+type countedSandbox struct{ alive, undone atomic.Bool }
 
-func (b *box) Alive() bool { return b.alive.Load() }
-func (b *box) Undo()       { b.undone.Store(true) }
+func (b *countedSandbox) Alive() bool { return b.alive.Load() }
+func (b *countedSandbox) Undo()       { b.undone.Store(true) }
 
-func running() *box {
-	b := new(box)
+func running() *countedSandbox {
+	b := new(countedSandbox)
 	b.alive.Store(true)
 	return b
 }
 
-// maker makes boxes.
+// maker makes sandboxes.
 type maker struct {
 	guard atomic.Pointer[guard] // nil: none is needed
 	low   atomic.Bool
-	made  []*box // read while the pool is idle
+	made  []*countedSandbox // read while the pool is idle
 	stops int
 }
 
@@ -39,7 +39,7 @@ type guard struct {
 	fails error
 }
 
-func (m *maker) Make(_ context.Context, _ Shape, image string, _ *snapshot.Saved) (*box, error) {
+func (m *maker) Make(_ context.Context, _ Shape, image string, _ *snapshot.Saved) (*countedSandbox, error) {
 	if image == "broken" {
 		return nil, errors.New("no such image")
 	}
@@ -127,7 +127,7 @@ func TestPoolWantsSnapshots(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer from.Close()
-	sh := &set[*box]{from: from, asked: []time.Time{time.Now()}}
+	sh := &set[*countedSandbox]{from: from, asked: []time.Time{time.Now()}}
 	if n := sh.want(time.Now()); n != 0 {
 		t.Errorf("%d of a snapshot that was restored once", n)
 	}

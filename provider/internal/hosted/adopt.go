@@ -30,7 +30,7 @@ func (c *Core) Adopt(ctx context.Context, spec *sandbox.Spec) error {
 		return c.unadopted(l, err)
 	}
 	_, more := c.Service.(Clearer)
-	r := Record{Box: b.ID, Scope: from, More: more, Labels: spec.Labels, Life: spec.Lifetime.Timeout, Ends: b.Ends}
+	r := Record{ServiceID: b.ID, Scope: from, More: more, Labels: spec.Labels, Life: spec.Lifetime.Timeout, Ends: b.Ends}
 	if life := spec.Lifetime.HardTimeout(); life > 0 && b.Ends.IsZero() {
 		r.Ends = b.Created.Add(life)
 	}
@@ -60,10 +60,10 @@ func (c *Core) Adopt(ctx context.Context, spec *sandbox.Spec) error {
 }
 
 // claim stores the owner of a sandbox with the service, which has to confirm it.
-func (c *Core) claim(ctx context.Context, claimer Claimer, id sandbox.ID, box, scope string) error {
-	b, err := c.Service.Get(ctx, id, box)
+func (c *Core) claim(ctx context.Context, claimer Claimer, id sandbox.ID, sb, scope string) error {
+	b, err := c.Service.Get(ctx, id, sb)
 	if err == nil && b.Sandbox != id {
-		err = c.Strange("the service answers for another sandbox")
+		err = c.ProtocolError("the service answers for another sandbox")
 	}
 	if err == nil {
 		metadata := map[string]string{}
@@ -72,30 +72,30 @@ func (c *Core) claim(ctx context.Context, claimer Claimer, id sandbox.ID, box, s
 		err = claimer.Claim(ctx, b, metadata)
 	}
 	if err == nil {
-		b, err = c.Service.Get(ctx, id, box)
+		b, err = c.Service.Get(ctx, id, sb)
 	}
 	switch {
 	case errors.Is(err, ErrNone):
 		err = guestkit.Gone(id)
 	case err == nil && b.Scope != scope:
-		err = c.Strange("the service does not confirm whose the sandbox is")
+		err = c.ProtocolError("the service does not confirm whose the sandbox is")
 	}
 	return err
 }
 
 // returned marks a sandbox that this directory has a record of as its own. One
 // that sleeps keeps its mark.
-func (c *Core) returned(ctx context.Context, l *Locked, id sandbox.ID, b Box) (err error) {
+func (c *Core) returned(ctx context.Context, l *Locked, id sandbox.ID, b Sandbox) (err error) {
 	r := l.Read()
-	if !c.Marks || r.Box != b.ID {
+	if !c.Marks || r.ServiceID != b.ID {
 		return nil
 	}
 	if b.State == sandbox.Running {
-		if r.Turn, err = c.setMark(ctx, b, r.Turn); err != nil {
+		if r.Adoptions, err = c.setMark(ctx, b, r.Adoptions); err != nil {
 			return err
 		}
 	}
-	r.Given = false
+	r.AdoptedElsewhere = false
 	return l.Write(r)
 }
 
@@ -109,7 +109,7 @@ func (c *Core) unadopted(l *Locked, err error) error {
 
 // foreign returns the only sandbox with an ID that belongs to another
 // directory, and the scope of that directory.
-func (c *Core) foreign(ctx context.Context, id sandbox.ID) (b Box, scope string, err error) {
+func (c *Core) foreign(ctx context.Context, id sandbox.ID) (b Sandbox, scope string, err error) {
 	all, err := c.list(ctx, "", id)
 	switch {
 	case err != nil:
@@ -128,10 +128,10 @@ func (c *Core) foreign(ctx context.Context, id sandbox.ID) (b Box, scope string,
 
 // adopted adds the adopted sandboxes, which the service lists under other
 // scopes, to a list.
-func (c *Core) adopted(ctx context.Context, all []Box) ([]Box, error) {
+func (c *Core) adopted(ctx context.Context, all []Sandbox) ([]Sandbox, error) {
 	for _, name := range c.IDs() {
 		r, ok := c.Get(name)
-		if !ok || r.Scope == "" || r.Box == "" {
+		if !ok || r.Scope == "" || r.ServiceID == "" {
 			continue
 		}
 		switch b, err := c.Find(ctx, sandbox.ID(name)); sandbox.CodeOf(err) {

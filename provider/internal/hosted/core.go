@@ -20,8 +20,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Box is the service's description of a sandbox.
-type Box struct {
+// Sandbox is the service's description of a sandbox.
+type Sandbox struct {
 	ID      string // the service's ID
 	Sandbox sandbox.ID
 	Status  string        // in the service's words
@@ -50,13 +50,13 @@ var ErrNone = errors.New("the service has no such sandbox")
 // Service is a driver's access to its service. The methods may be called
 // concurrently. They return ErrNone or *sandbox.Error.
 type Service interface {
-	// Get returns the sandbox with the service's ID box.
-	Get(ctx context.Context, id sandbox.ID, box string) (Box, error)
+	// Get returns the sandbox with the service's ID sandbox.
+	Get(ctx context.Context, id sandbox.ID, sb string) (Sandbox, error)
 	// List returns the sandboxes with a scope and an ID; "" means any. It may
 	// return others too.
-	List(ctx context.Context, scope string, id sandbox.ID) ([]Box, error)
+	List(ctx context.Context, scope string, id sandbox.ID) ([]Sandbox, error)
 	// End ends this sandbox, and not a later one with its name.
-	End(ctx context.Context, id sandbox.ID, box string) error
+	End(ctx context.Context, id sandbox.ID, sb string) error
 	// Credential identifies the present credential or its source. It makes no
 	// network call.
 	Credential() Credential
@@ -65,7 +65,7 @@ type Service interface {
 // Finder is implemented by a Service that finds a sandbox without a list. The
 // list is still asked before a sandbox counts as gone.
 type Finder interface {
-	Find(ctx context.Context, scope string, id sandbox.ID) (Box, error)
+	Find(ctx context.Context, scope string, id sandbox.ID) (Sandbox, error)
 }
 
 // Clearer is implemented by a Service whose sandboxes may have other resources.
@@ -92,24 +92,24 @@ type Credential struct {
 }
 
 // Claimer is implemented by a Service that stores the owner of a sandbox. Its
-// boxes have a Scope and Metadata.
+// sandboxes have a Scope and Metadata.
 type Claimer interface {
 	// Claim replaces the metadata of a sandbox. Only the scope is another one.
-	Claim(ctx context.Context, b Box, metadata map[string]string) error
+	Claim(ctx context.Context, b Sandbox, metadata map[string]string) error
 }
 
 // Core is the common part of the providers of hosted services. Its methods may
 // be called concurrently.
 type Core struct {
-	Boxes
+	Records
 	Name    string // name of the provider
 	Hint    string // hint for a sandbox of another account
 	Service Service
 	API     *rest.Client
 	Kit     guestkit.Kit
 	Expires bool // the service does not end lifetimes in time: see Expiry
-	// Enter gives access to the inside of a sandbox. It makes no network call.
-	Enter func(Box) Inside
+	// OpenInside gives access to the inside of a sandbox. It makes no network call.
+	OpenInside func(Sandbox) Inside
 	// Partial: lists lack the Access of sandboxes.
 	Partial bool
 	// Extend adds a driver's own calls to an instance. Nil: there are none.
@@ -145,7 +145,7 @@ var (
 func (c *Core) Start(executable string) error {
 	c.Open, c.close = context.WithCancel(context.Background())
 	c.Kit.Guest = func(arch string) (*program.Program, error) { return program.For(arch, executable) }
-	c.expiry.Boxes, c.expiry.Erase = c.Boxes, c.Erase
+	c.expiry.Sandboxes, c.expiry.Erase = c.Records, c.Erase
 	if len(c.IDs()) == 0 {
 		return nil
 	}
@@ -206,11 +206,11 @@ func (c *Core) Ours(ctx context.Context) (func(binding string) bool, error) {
 	return func(b string) bool { return b == now || b == former }, errors.Join(err1, err2)
 }
 
-// Strange returns the error of a service that behaves incorrectly.
-func (c *Core) Strange(message string) error { return c.API.Strange(message) }
+// ProtocolError returns the error of a service that behaves incorrectly.
+func (c *Core) ProtocolError(message string) error { return c.API.ProtocolError(message) }
 
 // owned returns the error for a sandbox that belongs to another directory.
-func (c *Core) owned(b Box) error {
+func (c *Core) owned(b Sandbox) error {
 	if b.Scope == "" {
 		return nil
 	}
@@ -223,7 +223,7 @@ func (c *Core) owned(b Box) error {
 
 // Usable returns an error if the sandbox cannot be used because of its status
 // or because another directory owns it.
-func (c *Core) Usable(b Box) error {
+func (c *Core) Usable(b Sandbox) error {
 	if b.State == sandbox.Gone {
 		return guestkit.Gone(b.Sandbox)
 	}
@@ -239,13 +239,13 @@ func (c *Core) Usable(b Box) error {
 		if b.Why != "" {
 			return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: string(b.Sandbox), Message: "the sandbox cannot be used: " + b.Why}
 		}
-		return c.Strange(fmt.Sprintf("the service says that the sandbox is %q, which this Atoll does not know", b.Status))
+		return c.ProtocolError(fmt.Sprintf("the service says that the sandbox is %q, which this Atoll does not know", b.Status))
 	}
 	return nil
 }
 
 // failed says that a sandbox has failed, and why.
-func (b Box) failed() string {
+func (b Sandbox) failed() string {
 	const text = "the service says that the sandbox has failed"
 	if b.Why == "" {
 		return text
@@ -254,7 +254,7 @@ func (b Box) failed() string {
 }
 
 // list returns the service's sandboxes with a scope and an ID; "" means any.
-func (c *Core) list(ctx context.Context, scope string, id sandbox.ID) (ours []Box, err error) {
+func (c *Core) list(ctx context.Context, scope string, id sandbox.ID) (ours []Sandbox, err error) {
 	all, err := c.Service.List(ctx, scope, id)
 	for _, b := range all {
 		if b.Scope != "" && (scope == "" || b.Scope == scope) && (id == "" || b.Sandbox == id) && b.State != sandbox.Gone {
@@ -266,7 +266,7 @@ func (c *Core) list(ctx context.Context, scope string, id sandbox.ID) (ours []Bo
 
 // look finds the sandbox with a scope and an ID. It returns ErrNone if the
 // service does not list it.
-func (c *Core) look(ctx context.Context, scope string, id sandbox.ID) (Box, error) {
+func (c *Core) look(ctx context.Context, scope string, id sandbox.ID) (Sandbox, error) {
 	if f, ok := c.Service.(Finder); ok {
 		if b, err := f.Find(ctx, scope, id); !errors.Is(err, ErrNone) {
 			return b, err
@@ -277,7 +277,7 @@ func (c *Core) look(ctx context.Context, scope string, id sandbox.ID) (Box, erro
 		err = ErrNone
 	}
 	if err != nil {
-		return Box{}, err
+		return Sandbox{}, err
 	}
 	return all[0], nil
 }
@@ -292,13 +292,13 @@ func (c *Core) account(ctx context.Context) (string, error) {
 
 // Find asks the service for one of our sandboxes. It returns CodeGone if the
 // service has accepted the credential and does not have the sandbox.
-func (c *Core) Find(ctx context.Context, id sandbox.ID) (Box, error) {
+func (c *Core) Find(ctx context.Context, id sandbox.ID) (Sandbox, error) {
 	if err := ctx.Err(); err != nil {
-		return Box{}, err
+		return Sandbox{}, err
 	}
 	scope, err := c.ScopeOf(id)
 	if err != nil {
-		return Box{}, err
+		return Sandbox{}, err
 	}
 	b, err := c.look(ctx, scope, id)
 	if !errors.Is(err, ErrNone) {
@@ -306,21 +306,21 @@ func (c *Core) Find(ctx context.Context, id sandbox.ID) (Box, error) {
 	}
 	ours, err := c.Ours(ctx)
 	if err != nil {
-		return Box{}, err
+		return Sandbox{}, err
 	}
 	account, err := c.account(ctx)
 	if err != nil {
-		return Box{}, err
+		return Sandbox{}, err
 	}
-	return Box{}, c.Absent(id, ours, account, c.Hint)
+	return Sandbox{}, c.Absent(id, ours, account, c.Hint)
 }
 
 // known is Find, but distinguishes a sandbox that is gone from one that belongs
 // to another directory.
-func (c *Core) known(ctx context.Context, id sandbox.ID) (Box, error) {
+func (c *Core) known(ctx context.Context, id sandbox.ID) (Sandbox, error) {
 	b, err := c.Find(ctx, id)
-	if err == nil && c.Of(id, b.ID).Given {
-		return Box{}, driver.Elsewhere(id)
+	if err == nil && c.Of(id, b.ID).AdoptedElsewhere {
+		return Sandbox{}, driver.Elsewhere(id)
 	}
 	if sandbox.CodeOf(err) != sandbox.CodeGone {
 		return b, err
@@ -328,9 +328,9 @@ func (c *Core) known(ctx context.Context, id sandbox.ID) (Box, error) {
 	others, lookErr := c.list(ctx, "", id)
 	switch {
 	case lookErr != nil:
-		return Box{}, lookErr
+		return Sandbox{}, lookErr
 	case len(others) > 0:
-		return Box{}, driver.Elsewhere(id)
+		return Sandbox{}, driver.Elsewhere(id)
 	}
 	return b, err
 }
@@ -351,7 +351,7 @@ func (c *Core) Attach(ctx context.Context, id sandbox.ID) (driver.Instance, erro
 
 // Living returns one of our sandboxes that can be used, and starts to watch the
 // end of its lifetime.
-func (c *Core) Living(ctx context.Context, id sandbox.ID) (Box, error) {
+func (c *Core) Living(ctx context.Context, id sandbox.ID) (Sandbox, error) {
 	b, err := c.known(ctx, id)
 	if err == nil {
 		err = c.Usable(b)
@@ -374,7 +374,7 @@ func (c *Core) State(ctx context.Context, id sandbox.ID) (sandbox.State, error) 
 
 // Present is Living, and also returns a sandbox that has failed, or that is lost and
 // Removable: it is still there, and can be removed.
-func (c *Core) Present(ctx context.Context, id sandbox.ID) (Box, error) {
+func (c *Core) Present(ctx context.Context, id sandbox.ID) (Sandbox, error) {
 	b, err := c.Living(ctx, id)
 	if err != nil && (b.State == sandbox.Failed || b.Removable) && c.owned(b) == nil {
 		return b, nil
@@ -408,7 +408,7 @@ func (c *Core) List(ctx context.Context) iter.Seq2[driver.Found, error] {
 
 // living lists the existing sandboxes, without those that were never returned
 // to a caller.
-func (c *Core) living(ctx context.Context) (living []Box, err error) {
+func (c *Core) living(ctx context.Context) (living []Sandbox, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -423,7 +423,7 @@ func (c *Core) living(ctx context.Context) (living []Box, err error) {
 	if err != nil {
 		return nil, err
 	}
-	there := map[sandbox.ID]Box{}
+	there := map[sandbox.ID]Sandbox{}
 	for _, b := range all {
 		if sandbox.ValidateName(string(b.Sandbox)) == nil {
 			there[b.Sandbox] = b
@@ -433,7 +433,7 @@ func (c *Core) living(ctx context.Context) (living []Box, err error) {
 		return nil, err
 	}
 	for _, b := range all {
-		if now, ok := there[b.Sandbox]; ok && now.ID == b.ID && !c.Of(b.Sandbox, b.ID).Given {
+		if now, ok := there[b.Sandbox]; ok && now.ID == b.ID && !c.Of(b.Sandbox, b.ID).AdoptedElsewhere {
 			living = append(living, b)
 		}
 	}
@@ -443,7 +443,7 @@ func (c *Core) living(ctx context.Context) (living []Box, err error) {
 // tidy ends sandboxes whose creation was not completed, because the service did
 // not answer or the process ended, and removes them from the list. It also
 // removes the other resources of sandboxes that ended by themselves.
-func (c *Core) tidy(ctx context.Context, there map[sandbox.ID]Box) error {
+func (c *Core) tidy(ctx context.Context, there map[sandbox.ID]Sandbox) error {
 	ours, err := c.Ours(ctx)
 	if err != nil {
 		return err
@@ -474,7 +474,7 @@ func (c *Core) tidy(ctx context.Context, there map[sandbox.ID]Box) error {
 
 // unfinished reports whether work is left for a sandbox that exists or not.
 func (r Record) unfinished(there bool) bool {
-	if r.Box == "" {
+	if r.ServiceID == "" {
 		return there || r.More || time.Since(r.Asked) > kept
 	}
 	return !there && r.More
@@ -486,7 +486,7 @@ func (c *Core) finish(ctx context.Context, l *Locked, id sandbox.ID) (gone bool,
 	r := l.Read()
 	b, err := c.Find(ctx, id)
 	switch {
-	case err == nil && r.Box != "":
+	case err == nil && r.ServiceID != "":
 		return false, nil // it exists after all
 	case err == nil:
 		if err := c.Erase(ctx, id, b.ID); err != nil {
@@ -504,7 +504,7 @@ func (c *Core) finish(ctx context.Context, l *Locked, id sandbox.ID) (gone bool,
 			return false, err
 		}
 	}
-	if r.Box == "" && !r.More && time.Since(r.Asked) > kept {
+	if r.ServiceID == "" && !r.More && time.Since(r.Asked) > kept {
 		return true, l.Remove()
 	}
 	return true, l.Write(r) // it may still appear
@@ -512,13 +512,13 @@ func (c *Core) finish(ctx context.Context, l *Locked, id sandbox.ID) (gone bool,
 
 // Erase ends a sandbox and removes its other resources. An unknown sandbox
 // counts as gone only if the service does not list it either.
-func (c *Core) Erase(ctx context.Context, id sandbox.ID, box string) error {
-	err := c.Service.End(ctx, id, box)
+func (c *Core) Erase(ctx context.Context, id sandbox.ID, sb string) error {
+	err := c.Service.End(ctx, id, sb)
 	if errors.Is(err, ErrNone) {
-		var b Box
+		var b Sandbox
 		switch b, err = c.Find(ctx, id); {
-		case err == nil && b.ID == box:
-			err = c.Strange("the service lists the sandbox and says that it does not know it")
+		case err == nil && b.ID == sb:
+			err = c.ProtocolError("the service lists the sandbox and says that it does not know it")
 		case sandbox.CodeOf(err) == sandbox.CodeGone:
 			err = nil
 		}
@@ -583,13 +583,13 @@ const (
 )
 
 // Settled waits until a sandbox has one of the statuses in Resting.
-func (c *Core) Settled(ctx context.Context, id sandbox.ID, box string) (b Box, err error) {
+func (c *Core) Settled(ctx context.Context, id sandbox.ID, sb string) (b Sandbox, err error) {
 	err = Poll(ctx, func() (bool, error) {
-		if b, err = c.Service.Get(ctx, id, box); err == nil {
+		if b, err = c.Service.Get(ctx, id, sb); err == nil {
 			err = c.Usable(b)
 		}
 		return err == nil && slices.Contains(c.Resting, b.Status), err
-	}, func() error { return c.Strange("the sandbox is still " + b.Status) })
+	}, func() error { return c.ProtocolError("the sandbox is still " + b.Status) })
 	return b, err
 }
 
@@ -599,10 +599,10 @@ const moves = 5
 // Move calls f with the settled sandbox until f is done or fails. After a
 // conflict, or if the service did not answer, the present status decides:
 // another client may have been faster, or the answer was lost.
-func (c *Core) Move(ctx context.Context, id sandbox.ID, box string, f func(now Box) (done bool, err error)) error {
+func (c *Core) Move(ctx context.Context, id sandbox.ID, sb string, f func(now Sandbox) (done bool, err error)) error {
 	start := time.Now()
 	for n, wait := 1, fastPoll; ; n, wait = n+1, min(2*wait, slowPoll) {
-		now, err := c.Settled(ctx, id, box)
+		now, err := c.Settled(ctx, id, sb)
 		if err != nil {
 			return err
 		}
@@ -612,7 +612,7 @@ func (c *Core) Move(ctx context.Context, id sandbox.ID, box string, f func(now B
 			return nil
 		case err == nil || code == sandbox.CodeConflict:
 			if time.Since(start) > settling {
-				return cmp.Or(err, c.Strange("the sandbox is still "+now.Status))
+				return cmp.Or(err, c.ProtocolError("the sandbox is still "+now.Status))
 			}
 		case code != sandbox.CodeUnavailable || n >= moves:
 			return err

@@ -38,7 +38,7 @@ func (c *Core) Facts(ctx context.Context, d *Description, set bool, ask func(con
 		},
 	}
 	if set {
-		Judge(&facts, ask(ctx), d.Credential, d.Address, urls...)
+		AddFindings(&facts, ask(ctx), d.Credential, d.Address, urls...)
 	} else {
 		facts.Findings = []driver.Finding{{Severity: driver.Blocker, Subject: d.What, Message: "it is not set", Fix: "set " + d.Needs}}
 	}

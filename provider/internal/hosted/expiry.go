@@ -12,12 +12,12 @@ import (
 const again = 10 * time.Second
 
 // Expiry ends sandboxes for a service without lifetimes. Every process that has
-// the Boxes open ends sandboxes at their deadlines. The record stays and
+// the Sandboxes open ends sandboxes at their deadlines. The record stays and
 // contains the reason. Its methods may be called concurrently.
 type Expiry struct {
-	Boxes Boxes
+	Sandboxes Records
 	// Erase ends a sandbox. It succeeds if the sandbox is gone.
-	Erase func(ctx context.Context, id sandbox.ID, box string) error
+	Erase func(ctx context.Context, id sandbox.ID, sb string) error
 
 	mu     sync.Mutex
 	timers map[sandbox.ID]*time.Timer
@@ -42,19 +42,19 @@ func (e *Expiry) Watch(id sandbox.ID, at time.Time) {
 	if t := e.timers[id]; t != nil {
 		t.Stop()
 	}
-	e.timers[id] = time.AfterFunc(time.Until(at), func() { e.due(id) })
+	e.timers[id] = time.AfterFunc(time.Until(at), func() { e.expire(id) })
 }
 
 // WatchAll watches all sandboxes whose bindings are ours.
 func (e *Expiry) WatchAll(ours func(binding string) bool) {
-	for _, id := range e.Boxes.IDs() {
-		if r, ok := e.Boxes.Get(id); ok && ours(r.Binding) && !r.Doomed && !r.Over {
+	for _, id := range e.Sandboxes.IDs() {
+		if r, ok := e.Sandboxes.Get(id); ok && ours(r.Binding) && !r.Destroying && !r.Over {
 			e.Watch(sandbox.ID(id), r.Ends)
 		}
 	}
 }
 
-func (e *Expiry) due(id sandbox.ID) {
+func (e *Expiry) expire(id sandbox.ID) {
 	e.mu.Lock()
 	closed := e.closed
 	delete(e.timers, id)
@@ -74,25 +74,25 @@ func (e *Expiry) due(id sandbox.ID) {
 func (e *Expiry) end(id sandbox.ID) error {
 	ctx, cancel := context.WithTimeout(e.ctx, making)
 	defer cancel()
-	if r, ok := e.Boxes.Get(string(id)); !ok || r.Box == "" {
+	if r, ok := e.Sandboxes.Get(string(id)); !ok || r.ServiceID == "" {
 		return nil // it was destroyed
 	}
-	l, err := e.Boxes.Lock(ctx, string(id))
+	l, err := e.Sandboxes.Lock(ctx, string(id))
 	if err != nil {
 		return err
 	}
 	defer l.Unlock()
 	r := l.Read()
 	switch {
-	case r.Box == "": // destroyed meanwhile
+	case r.ServiceID == "": // destroyed meanwhile
 		return l.Remove()
-	case r.Doomed || r.Over || r.Given || r.Ends.IsZero():
+	case r.Destroying || r.Over || r.AdoptedElsewhere || r.Ends.IsZero():
 		return nil
 	case time.Now().Before(r.Ends):
 		e.Watch(id, r.Ends)
 		return nil
 	}
-	if err := e.Erase(ctx, id, r.Box); err != nil {
+	if err := e.Erase(ctx, id, r.ServiceID); err != nil {
 		return err
 	}
 	r.Over = true

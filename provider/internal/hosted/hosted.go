@@ -20,24 +20,24 @@ import (
 
 // Record is the stored data of a sandbox. It contains no secrets.
 type Record struct {
-	Box     string            `json:"box"`              // the service's id; empty until it has been made
-	Asked   time.Time         `json:"asked,omitzero"`   // when the service was asked to make it
-	More    bool              `json:"more,omitempty"`   // there is more than the sandbox to remove
-	Ends    time.Time         `json:"ends,omitzero"`    // of its lifetime
-	Doomed  bool              `json:"doomed,omitempty"` // we ended it, or were about to
-	Over    bool              `json:"over,omitempty"`   // we ended it because its lifetime was over
-	Binding string            `json:"binding"`
-	Account string            `json:"account,omitempty"` // the service's name of the account, if known
-	Network string            `json:"network,omitempty"` // the permitted network, if the service does not report it
-	Labels  map[string]string `json:"labels,omitempty"`  // labels, if the service does not store them
+	ServiceID  string            `json:"box"`              // the service's id; empty until it has been made
+	Asked      time.Time         `json:"asked,omitzero"`   // when the service was asked to make it
+	More       bool              `json:"more,omitempty"`   // there is more than the sandbox to remove
+	Ends       time.Time         `json:"ends,omitzero"`    // of its lifetime
+	Destroying bool              `json:"doomed,omitempty"` // we ended it, or were about to
+	Over       bool              `json:"over,omitempty"`   // we ended it because its lifetime was over
+	Binding    string            `json:"binding"`
+	Account    string            `json:"account,omitempty"` // the service's name of the account, if known
+	Network    string            `json:"network,omitempty"` // the permitted network, if the service does not report it
+	Labels     map[string]string `json:"labels,omitempty"`  // labels, if the service does not store them
 	// Scope is the scope of the directory that created the sandbox, if that was
 	// another one and the service still reports it.
-	Scope string `json:"scope,omitempty"`
-	Turn  int    `json:"turn,omitempty"` // of our mark; see Mark
+	Scope     string `json:"scope,omitempty"`
+	Adoptions int    `json:"turn,omitempty"` // of our mark; see Mark
 	// Life is how long the sandbox may run after it was started or resumed, if the
 	// service requires that on each start.
-	Life  time.Duration `json:"life,omitempty"`
-	Given bool          `json:"given,omitempty"` // another directory has adopted it
+	Life             time.Duration `json:"life,omitempty"`
+	AdoptedElsewhere bool          `json:"given,omitempty"` // another directory has adopted it
 }
 
 // making limits how long a request may continue after its caller gave up.
@@ -47,16 +47,16 @@ const making = 2 * time.Minute
 // that its users can still read the reason.
 const kept = 24 * time.Hour
 
-// Boxes are the records of a provider's sandboxes. Its methods may be called
+// Records are the records of a provider's sandboxes. Its methods may be called
 // concurrently.
-type Boxes struct{ records.Dir[Record] }
+type Records struct{ records.Dir[Record] }
 
 // Open returns the records below a directory, which need not exist.
-func Open(dir string) Boxes { return Boxes{records.Dir[Record]{Root: dir, Name: "boxes"}} }
+func Open(dir string) Records { return Records{records.Dir[Record]{Root: dir, Name: "boxes"}} }
 
 // Forget removes old records of ended sandboxes whose bindings are ours. The
 // state of other sandboxes is unknown.
-func (b Boxes) Forget(ours func(binding string) bool) {
+func (b Records) Forget(ours func(binding string) bool) {
 	b.Sweep(func(r Record) bool {
 		return !r.Ends.IsZero() && time.Now().After(r.Ends.Add(kept)) && ours(r.Binding)
 	})
@@ -64,7 +64,7 @@ func (b Boxes) Forget(ours func(binding string) bool) {
 
 // ScopeOf returns the scope that the service reports for a sandbox of this
 // directory.
-func (b Boxes) ScopeOf(id sandbox.ID) (string, error) {
+func (b Records) ScopeOf(id sandbox.ID) (string, error) {
 	if r, ok := b.Get(string(id)); ok && r.Scope != "" {
 		return r.Scope, nil
 	}
@@ -73,22 +73,22 @@ func (b Boxes) ScopeOf(id sandbox.ID) (string, error) {
 
 // Of returns the record of a sandbox, or an empty one if the name now belongs
 // to another sandbox of the service.
-func (b Boxes) Of(id sandbox.ID, box string) Record {
-	if r, ok := b.Get(string(id)); ok && r.Box == box {
+func (b Records) Of(id sandbox.ID, sb string) Record {
+	if r, ok := b.Get(string(id)); ok && r.ServiceID == sb {
 		return r
 	}
 	return Record{}
 }
 
 // Change changes the record of a sandbox, if there is one.
-func (b Boxes) Change(ctx context.Context, id sandbox.ID, box string, f func(*Record)) error {
+func (b Records) Change(ctx context.Context, id sandbox.ID, sb string, f func(*Record)) error {
 	l, err := b.Lock(ctx, string(id))
 	if err != nil {
 		return err
 	}
 	defer l.Unlock()
 	r := l.Read()
-	if r.Box != box {
+	if r.ServiceID != sb {
 		if r.Binding == "" {
 			return l.Remove() // it is empty
 		}
@@ -101,12 +101,12 @@ func (b Boxes) Change(ctx context.Context, id sandbox.ID, box string, f func(*Re
 // Cause returns how a sandbox ended, for services that do not report it. If its
 // lifetime was over and this installation did not end it, the lifetime is the
 // cause.
-func (b Boxes) Cause(id sandbox.ID, box string, ends time.Time) sandbox.Exit {
-	r := b.Of(id, box)
+func (b Records) Cause(id sandbox.ID, sb string, ends time.Time) sandbox.Exit {
+	r := b.Of(id, sb)
 	if ends.IsZero() || !r.Ends.IsZero() && r.Ends.Before(ends) {
 		ends = r.Ends
 	}
-	if r.Box == "" || r.Doomed || ends.IsZero() || time.Now().Before(ends.Add(-guestkit.Slack)) {
+	if r.ServiceID == "" || r.Destroying || ends.IsZero() || time.Now().Before(ends.Add(-guestkit.Slack)) {
 		return guestkit.Killed
 	}
 	return guestkit.Expired
@@ -114,7 +114,7 @@ func (b Boxes) Cause(id sandbox.ID, box string, ends time.Time) sandbox.Exit {
 
 // Absent returns the error for a sandbox that the service does not list: it is
 // gone, unless it was created with another binding or in another account.
-func (b Boxes) Absent(id sandbox.ID, ours func(binding string) bool, account, hint string) error {
+func (b Records) Absent(id sandbox.ID, ours func(binding string) bool, account, hint string) error {
 	r, ok := b.Get(string(id))
 	if !ok || r.Binding == "" || ours(r.Binding) && (r.Account == account || r.Account == "") {
 		return guestkit.Gone(id)
@@ -125,7 +125,7 @@ func (b Boxes) Absent(id sandbox.ID, ours func(binding string) bool, account, hi
 }
 
 // Destroy ends a sandbox with erase and forgets it.
-func (b Boxes) Destroy(ctx context.Context, in *guestkit.Instance, box string, erase func() error) error {
+func (b Records) Destroy(ctx context.Context, in *guestkit.Instance, sb string, erase func() error) error {
 	if exit, ended := in.Ended(); ended && exit.Reason == sandbox.ReasonKilled {
 		return nil
 	}
@@ -136,8 +136,8 @@ func (b Boxes) Destroy(ctx context.Context, in *guestkit.Instance, box string, e
 	defer l.Unlock()
 	in.SetDying(true)
 	r := l.Read()
-	if r.Box == box {
-		r.Doomed = true
+	if r.ServiceID == sb {
+		r.Destroying = true
 		err = l.Write(r)
 	}
 	if err == nil {
@@ -145,14 +145,14 @@ func (b Boxes) Destroy(ctx context.Context, in *guestkit.Instance, box string, e
 	}
 	if err != nil {
 		in.SetDying(false)
-		if r.Box == box && errors.Is(err, driver.ErrElsewhere) {
-			r.Doomed, r.Given = false, true
+		if r.ServiceID == sb && errors.Is(err, driver.ErrElsewhere) {
+			r.Destroying, r.AdoptedElsewhere = false, true
 			err = errors.Join(err, l.Write(r))
 		}
 		return err
 	}
 	in.Finish(guestkit.Killed)
-	if r.Box == box || r.Box == "" {
+	if r.ServiceID == sb || r.ServiceID == "" {
 		return l.Remove()
 	}
 	return nil
@@ -166,9 +166,9 @@ func NewKey() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// Judge adds what a first request to the service says of it, and of where
+// AddFindings adds what a first request to the service says of it, and of where
 // credentials go. key and address are how the user sets them.
-func Judge(facts *driver.Facts, err error, key, address string, urls ...*url.URL) {
+func AddFindings(facts *driver.Facts, err error, key, address string, urls ...*url.URL) {
 	add := func(severity driver.Severity, subject, message, fix string) {
 		facts.Findings = append(facts.Findings, driver.Finding{Severity: severity, Subject: subject, Message: message, Fix: fix})
 	}

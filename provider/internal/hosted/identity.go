@@ -48,7 +48,7 @@ func Wanted(scope string, id sandbox.ID) map[string]string {
 }
 
 // Marked adds to a sandbox what its metadata says.
-func Marked(b Box, metadata map[string]string) Box {
+func Marked(b Sandbox, metadata map[string]string) Sandbox {
 	b.Scope, b.Sandbox, b.Labels, b.Metadata = metadata[MetaScope], sandbox.ID(metadata[MetaID]), map[string]string{}, metadata
 	for k, v := range metadata {
 		if name, ok := strings.CutPrefix(k, metaLabel); ok {
@@ -84,7 +84,7 @@ func (n Names) Parse(name string) (scope string, id sandbox.ID, ours bool) {
 }
 
 // Named reports whether a name is one of this directory's.
-func (b Boxes) Named(n Names, name string) bool {
+func (b Records) Named(n Names, name string) bool {
 	own, err := b.Scope()
 	scope, id, ours := n.Parse(name)
 	return err == nil && ours && scope == own && sandbox.ValidateName(string(id)) == nil

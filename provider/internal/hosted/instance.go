@@ -25,20 +25,20 @@ type Inside interface {
 // files. Its methods may be called concurrently.
 type Instance struct {
 	*guestkit.Instance
-	Inside Inside
-	Box    string // the service's ID
-	core   *Core
+	Inside  Inside
+	Sandbox string // the service's ID
+	core    *Core
 }
 
 // instance returns an instance of a sandbox. It makes no network call.
-func (c *Core) instance(id sandbox.ID, b Box) Made {
+func (c *Core) instance(id sandbox.ID, b Sandbox) Made {
 	b.Sandbox = id
 	ends := b.Ends
 	if ends.IsZero() {
 		ends = c.Of(id, b.ID).Ends
 	}
-	m := &machine{Inside: c.Enter(b), core: c, id: id, box: b.ID}
-	in := &Instance{Instance: c.Kit.Instance(id, m, ends), core: c, Inside: m.Inside, Box: b.ID}
+	m := &machine{Inside: c.OpenInside(b), core: c, id: id, sandbox: b.ID}
+	in := &Instance{Instance: c.Kit.Instance(id, m, ends), core: c, Inside: m.Inside, Sandbox: b.ID}
 	if c.Extend != nil {
 		return c.Extend(in)
 	}
@@ -48,20 +48,20 @@ func (c *Core) instance(id sandbox.ID, b Box) Made {
 // machine is a sandbox as reported by the service.
 type machine struct {
 	Inside
-	core *Core
-	id   sandbox.ID
-	box  string
+	core    *Core
+	id      sandbox.ID
+	sandbox string
 }
 
 // Status implements guestkit.Machine. A sandbox is gone if the service does not
 // know it and does not list it for this account, or if another sandbox now has
 // its name.
 func (m *machine) Status(ctx context.Context) (guestkit.Status, error) {
-	b, err := m.core.Service.Get(ctx, m.id, m.box)
+	b, err := m.core.Service.Get(ctx, m.id, m.sandbox)
 	if errors.Is(err, ErrNone) {
 		b, err = m.core.Find(ctx, m.id)
 	}
-	if err == nil && b.ID != m.box {
+	if err == nil && b.ID != m.sandbox {
 		err = guestkit.Gone(m.id)
 	}
 	if err == nil {
@@ -71,7 +71,7 @@ func (m *machine) Status(ctx context.Context) (guestkit.Status, error) {
 		return guestkit.Status{}, err
 	}
 	if b.Ends.IsZero() {
-		b.Ends = m.core.Of(m.id, m.box).Ends
+		b.Ends = m.core.Of(m.id, m.sandbox).Ends
 	}
 	return guestkit.Status{State: b.State, Ends: b.Ends}, nil
 }
@@ -83,7 +83,7 @@ func (m *machine) Answers(ctx context.Context) bool {
 }
 
 // Cause implements guestkit.Machine. Services do not say how a sandbox ended.
-func (m *machine) Cause(ends time.Time) sandbox.Exit { return m.core.Cause(m.id, m.box, ends) }
+func (m *machine) Cause(ends time.Time) sandbox.Exit { return m.core.Cause(m.id, m.sandbox, ends) }
 
 // Configure sends the guest the defaults of commands.
 func (in *Instance) Configure(ctx context.Context, d guest.Defaults) error {
@@ -109,22 +109,22 @@ func (in *Instance) Resume(ctx context.Context) error {
 
 // Destroy implements driver.Instance.
 func (in *Instance) Destroy(ctx context.Context) error {
-	return in.core.Destroy(ctx, in.Instance, in.Box, func() error {
-		if err := in.core.mayEnd(ctx, in.ID(), in.Box, in.Inside); err != nil {
+	return in.core.Destroy(ctx, in.Instance, in.Sandbox, func() error {
+		if err := in.core.mayEnd(ctx, in.ID(), in.Sandbox, in.Inside); err != nil {
 			return err
 		}
-		return in.core.Erase(ctx, in.ID(), in.Box)
+		return in.core.Erase(ctx, in.ID(), in.Sandbox)
 	})
 }
 
 // mayEnd refuses to end a sandbox that another directory has adopted, if the
 // service records that or the sandbox has its mark.
-func (c *Core) mayEnd(ctx context.Context, id sandbox.ID, box string, in Inside) error {
+func (c *Core) mayEnd(ctx context.Context, id sandbox.ID, sb string, in Inside) error {
 	_, records := c.Service.(Claimer)
 	if !records && (!c.Marks || c.Service.Credential().Key == "") {
 		return nil // it cannot be adopted
 	}
-	b, err := c.Service.Get(ctx, id, box)
+	b, err := c.Service.Get(ctx, id, sb)
 	if errors.Is(err, ErrNone) {
 		return nil // Erase detects that, too
 	}

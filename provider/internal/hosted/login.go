@@ -25,8 +25,8 @@ type Opening struct {
 	// Without one, users run the service themselves: they set its address, and it
 	// may work without a key.
 	URL, Public string
-	// Words parses an error of the service: see rest.Client.
-	Words func(status int, body []byte) (code, message string, ok bool)
+	// ParseError parses an error of the service: see rest.Client.
+	ParseError func(status int, body []byte) (code, message string, ok bool)
 }
 
 // Connection is the part that the options of all drivers have in common.
@@ -87,7 +87,7 @@ func (o *Opening) Login(c *Connection, places ...Place) (*Login, error) {
 	}
 	l := &Login{Key: key, opening: o, dir: c.Dir, places: places}
 	l.Client = rest.Client{
-		HTTP: rest.NewHTTP(c.Transport), Base: base, Words: o.Words, Fresh: l.fresh,
+		HTTP: rest.NewHTTP(c.Transport), Base: base, ParseError: o.ParseError, Fresh: l.fresh,
 		Sign: func(h http.Header) {
 			if now := key.Current(); now != "" {
 				h.Set("Authorization", "Bearer "+now)
@@ -105,7 +105,7 @@ func (l *Login) Core(service Service) *Core {
 		original = append(original, p.Env)
 	}
 	hint := "use its original " + strings.Join(original, ", ") + " and " + l.opening.URL
-	return &Core{Boxes: Open(l.dir), Name: l.opening.Name, Service: service, API: &l.Client, Hint: hint}
+	return &Core{Records: Open(l.dir), Name: l.opening.Name, Service: service, API: &l.Client, Hint: hint}
 }
 
 // credential names the variables of the credential.

@@ -16,9 +16,9 @@ import (
 // Locked is the locked record of a sandbox.
 type Locked = records.Locked[Record]
 
-// Making describes how a provider creates one sandbox. Nil functions do
+// Creation describes how a provider creates one sandbox. Nil functions do
 // nothing.
-type Making struct {
+type Creation struct {
 	Spec *sandbox.Spec
 	// Life is the requested lifetime; 0: none. With Again the service requires it
 	// whenever the sandbox is resumed.
@@ -31,7 +31,7 @@ type Making struct {
 	More    bool
 	Prepare func(context.Context) error
 	// Ask requests the sandbox and finds it: see Search.
-	Ask func(context.Context) (Box, error)
+	Ask func(context.Context) (Sandbox, error)
 	// Confirm checks that the service enforces the request.
 	Confirm func() error
 	// Begin starts the sandbox, before the guest is started.
@@ -52,7 +52,7 @@ func (in *Instance) inside() Inside { return in.Inside }
 // nothing behind; what cannot be removed at once is removed by the next List. A
 // request cannot be canceled, so it continues in c.Work after its caller has
 // given up.
-func (c *Core) Make(ctx context.Context, m *Making) (driver.Instance, error) {
+func (c *Core) Make(ctx context.Context, m *Creation) (driver.Instance, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -82,7 +82,7 @@ func (c *Core) vacant(ctx context.Context, l *Locked, id sandbox.ID) error {
 	switch {
 	case sandbox.CodeOf(err) == sandbox.CodeGone:
 		return nil
-	case err == nil && r.Box == "" && !r.Asked.IsZero():
+	case err == nil && r.ServiceID == "" && !r.Asked.IsZero():
 		return c.Erase(ctx, id, b.ID)
 	case err == nil:
 		return &sandbox.Error{Code: sandbox.CodeAlreadyExists, Op: c.Name + ".create", Subject: string(id), Message: "a sandbox with this ID already exists"}
@@ -90,7 +90,7 @@ func (c *Core) vacant(ctx context.Context, l *Locked, id sandbox.ID) error {
 	return err
 }
 
-func (c *Core) finalize(ctx context.Context, l *Locked, m *Making) (in Made, err error) {
+func (c *Core) finalize(ctx context.Context, l *Locked, m *Creation) (in Made, err error) {
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), making)
 	defer cancel()
 	id, r := m.Spec.ID, Record{Asked: time.Now(), Network: m.Network, More: m.More, Labels: m.Spec.Labels}
@@ -110,7 +110,7 @@ func (c *Core) finalize(ctx context.Context, l *Locked, m *Making) (in Made, err
 	if err != nil {
 		return in, c.undo(ctx, asking, l, id, b.ID, err)
 	}
-	if r.Box = b.ID; m.Life > 0 {
+	if r.ServiceID = b.ID; m.Life > 0 {
 		r.Ends = time.Now().Add(m.Life)
 	}
 	if m.Again {
@@ -149,18 +149,18 @@ func (c *Core) finalize(ctx context.Context, l *Locked, m *Making) (in Made, err
 // undo removes what a failed creation left: a sandbox of the service, if one
 // was created, and its other resources. The record identifies what cannot be
 // removed now or may still appear.
-func (c *Core) undo(ctx, asking context.Context, l *Locked, id sandbox.ID, box string, err error) error {
+func (c *Core) undo(ctx, asking context.Context, l *Locked, id sandbox.ID, sb string, err error) error {
 	unanswered := errors.Is(err, errUnanswered)
 	if ctx.Err() != nil {
 		err = ctx.Err()
 	}
 	r := l.Read()
-	r.Box = "" // it was not returned to the caller
+	r.ServiceID = "" // it was not returned to the caller
 	left := l.Write(r)
 	switch {
 	case left != nil:
-	case box != "":
-		left = c.Erase(asking, id, box)
+	case sb != "":
+		left = c.Erase(asking, id, sb)
 	case r.More:
 		if left = c.clear(asking, id, unanswered); unanswered && sandbox.CodeOf(left) == sandbox.CodeConflict {
 			left = nil // it was created
@@ -207,7 +207,7 @@ func Search[B any](ctx context.Context, api *rest.Client, err error, look func()
 	}
 	var none B
 	if err == nil {
-		err = api.Strange("the service accepted the request, but does not list the sandbox")
+		err = api.ProtocolError("the service accepted the request, but does not list the sandbox")
 	}
 	return none, unanswered{err}
 }

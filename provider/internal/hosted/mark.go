@@ -11,12 +11,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Mark is the owner of a sandbox, stored in a file inside it because the service
+// OwnerMark is the owner of a sandbox, stored in a file inside it because the service
 // cannot store it. Its seal needs the account's key: what runs in a sandbox can
 // remove the mark, but cannot make one that keeps its owner from ending it.
-type Mark struct {
-	Scope string // of the directory that adopted the sandbox last
-	Turn  int    // how often the sandbox was adopted
+type OwnerMark struct {
+	Scope     string // of the directory that adopted the sandbox last
+	Adoptions int    // how often the sandbox was adopted
 }
 
 // markFile is where the mark is.
@@ -26,14 +26,14 @@ const markFile = "/.atoll-owner"
 const ReadMark = "[ ! -f " + markFile + " ] || head -c 512 " + markFile
 
 // seal returns the seal of a mark for one sandbox of the service.
-func (c *Core) seal(box string, m Mark) string {
-	text := identity.Account(c.API.Base, fmt.Sprintf("%s\nowner\n%s\n%s\n%d", c.Service.Credential().Key, box, m.Scope, m.Turn))
+func (c *Core) seal(sb string, m OwnerMark) string {
+	text := identity.Account(c.API.Base, fmt.Sprintf("%s\nowner\n%s\n%s\n%d", c.Service.Credential().Key, sb, m.Scope, m.Adoptions))
 	return text[strings.LastIndexByte(text, '#')+1:]
 }
 
-// mark returns the mark of a sandbox. One that is missing or not sealed counts
+// ownerMark returns the mark of a sandbox. One that is missing or not sealed counts
 // as none.
-func (c *Core) mark(ctx context.Context, box string, in Inside) (m Mark, err error) {
+func (c *Core) ownerMark(ctx context.Context, sb string, in Inside) (m OwnerMark, err error) {
 	text, err := in.Run(ctx, ReadMark)
 	if err != nil || c.Service.Credential().Key == "" {
 		return m, err
@@ -43,7 +43,7 @@ func (c *Core) mark(ctx context.Context, box string, in Inside) (m Mark, err err
 		return m, nil
 	}
 	turn, err := strconv.Atoi(f[1])
-	if found := (Mark{f[0], turn}); err == nil && c.seal(box, found) == f[2] {
+	if found := (OwnerMark{f[0], turn}); err == nil && c.seal(sb, found) == f[2] {
 		m = found
 	}
 	return m, nil
@@ -51,35 +51,35 @@ func (c *Core) mark(ctx context.Context, box string, in Inside) (m Mark, err err
 
 // setMark makes this directory the owner of a sandbox and returns the new turn,
 // which is later than after.
-func (c *Core) setMark(ctx context.Context, b Box, after int) (turn int, err error) {
+func (c *Core) setMark(ctx context.Context, b Sandbox, after int) (turn int, err error) {
 	scope, err := c.Scope()
 	if err != nil {
 		return after, err
 	}
-	in := c.Enter(b)
-	now, err := c.mark(ctx, b.ID, in)
+	in := c.OpenInside(b)
+	now, err := c.ownerMark(ctx, b.ID, in)
 	if err != nil {
 		return after, err
 	}
-	m := Mark{scope, max(now.Turn, after) + 1}
-	line := fmt.Sprintf("%s %d %s", m.Scope, m.Turn, c.seal(b.ID, m))
+	m := OwnerMark{scope, max(now.Adoptions, after) + 1}
+	line := fmt.Sprintf("%s %d %s", m.Scope, m.Adoptions, c.seal(b.ID, m))
 	_, err = in.Run(ctx, "printf '%s\\n' '"+line+"' >"+markFile+".new && mv -f "+markFile+".new "+markFile)
-	return m.Turn, err
+	return m.Adoptions, err
 }
 
 // marked returns driver.ErrElsewhere if a running sandbox has the mark of another
 // directory that adopted it later. The mark of one that sleeps or does not answer
 // cannot be read.
-func (c *Core) marked(ctx context.Context, id sandbox.ID, b Box, in Inside) error {
+func (c *Core) marked(ctx context.Context, id sandbox.ID, b Sandbox, in Inside) error {
 	scope, err := c.Scope()
 	if err != nil || b.State != sandbox.Running {
 		return err
 	}
-	m, err := c.mark(ctx, b.ID, in)
+	m, err := c.ownerMark(ctx, b.ID, in)
 	if err != nil {
 		return ctx.Err() // a sandbox that is broken inside must still end
 	}
-	if m.Turn > c.Of(id, b.ID).Turn && m.Scope != scope {
+	if m.Adoptions > c.Of(id, b.ID).Adoptions && m.Scope != scope {
 		return driver.Elsewhere(id)
 	}
 	return nil

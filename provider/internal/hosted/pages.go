@@ -32,7 +32,7 @@ func Counted[T any](api *rest.Client, page func(n, have int) (items []T, total i
 			}
 		}
 	}
-	return nil, api.Strange("the service's list changes while it is read")
+	return nil, api.ProtocolError("the service's list changes while it is read")
 }
 
 // Chained returns a whole list whose pages name the next one. page returns the
@@ -49,5 +49,5 @@ func Chained[T any](api *rest.Client, page func(cursor string) (items []T, next 
 		}
 		cursor = next
 	}
-	return nil, api.Strange("the service's list has no end")
+	return nil, api.ProtocolError("the service's list has no end")
 }

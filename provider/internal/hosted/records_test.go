@@ -24,7 +24,7 @@ func TestFormerBinding(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &Core{Boxes: Open(t.TempDir()), Service: keyed{credential: Credential{Name: "key", Key: "key"}}, API: &rest.Client{Base: base}}
+	c := &Core{Records: Open(t.TempDir()), Service: keyed{credential: Credential{Name: "key", Key: "key"}}, API: &rest.Client{Base: base}}
 	scope, err := c.Scope()
 	if err != nil {
 		t.Fatal(err)
@@ -32,7 +32,7 @@ func TestFormerBinding(t *testing.T) {
 	for id, binding := range map[string]string{"old": identity.Local(base, scope, "key"), "new": identity.Account(base, "key"), "other": identity.Local(base, scope, "other")} {
 		l, err := c.Lock(t.Context(), id)
 		if err == nil {
-			err = l.Write(Record{Box: "box-" + id, Binding: binding})
+			err = l.Write(Record{ServiceID: "box-" + id, Binding: binding})
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -50,7 +50,7 @@ func TestFormerBinding(t *testing.T) {
 	}
 	// The account has the same name in another directory, unless its key can
 	// change.
-	second := &Core{Boxes: Open(t.TempDir()), Service: c.Service, API: c.API}
+	second := &Core{Records: Open(t.TempDir()), Service: c.Service, API: c.API}
 	one, err1 := c.Binding(t.Context())
 	two, err2 := second.Binding(t.Context())
 	if err1 != nil || err2 != nil || one != two {

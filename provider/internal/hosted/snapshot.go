@@ -28,14 +28,14 @@ type Saved struct {
 // SavedRecord is the stored data of a snapshot, for services that do not report
 // everything. A driver may set what is not set.
 type SavedRecord struct {
-	Box      string              `json:"box"`                // the service's ID of the sandbox
-	Key      string              `json:"key,omitempty"`      // of the request: for its repetition, or to find the snapshot
-	Snapshot string              `json:"snapshot,omitempty"` // the Data
-	Kind     driver.SnapshotKind `json:"kind,omitempty"`
-	Size     int64               `json:"size,omitempty"`
-	Network  string              `json:"network,omitempty"`  // of copies
-	AutoStop int64               `json:"autoStop,omitempty"` // of copies, in seconds
-	Binding  string              `json:"binding"`
+	ServiceID string              `json:"box"`                // the service's ID of the sandbox
+	Key       string              `json:"key,omitempty"`      // of the request: for its repetition, or to find the snapshot
+	Snapshot  string              `json:"snapshot,omitempty"` // the Data
+	Kind      driver.SnapshotKind `json:"kind,omitempty"`
+	Size      int64               `json:"size,omitempty"`
+	Network   string              `json:"network,omitempty"`  // of copies
+	AutoStop  int64               `json:"autoStop,omitempty"` // of copies, in seconds
+	Binding   string              `json:"binding"`
 }
 
 // Saver is a driver's access to snapshots. The methods may be called
@@ -146,7 +146,7 @@ func (k *Keeper) recorded(ctx context.Context, id string, r SavedRecord, lost Se
 	switch {
 	case r.Snapshot != "":
 		s, err = k.Saver.Referred(ctx, r.Snapshot)
-	case r.Box != "":
+	case r.ServiceID != "":
 		s, err = lost(ctx, id, r)
 	default: // the record was removed meanwhile
 		err = ErrNone
@@ -243,7 +243,7 @@ func (k *Keeper) capture(ctx, asking context.Context, l *records.Locked[SavedRec
 	if k.AtRest && running && !opts.Stop {
 		return none, k.refuse(sandbox.CodeConflict, string(in.ID()), "the service saves only what is stopped, and stopping ends the processes", "save and stop it with: atoll pause --to-disk")
 	}
-	r := SavedRecord{Box: in.Box, Kind: driver.SnapshotFilesystem}
+	r := SavedRecord{ServiceID: in.Sandbox, Kind: driver.SnapshotFilesystem}
 	if opts.Memory {
 		r.Kind = driver.SnapshotMemory
 	}
@@ -335,11 +335,11 @@ func (k *Keeper) Await(ctx context.Context, asked error, look func() (Saved, err
 		case errors.Is(err, ErrNone) && asked != nil:
 			return s, asked
 		case errors.Is(err, ErrNone):
-			return s, k.core.Strange("the service accepted the request, but does not list the snapshot")
+			return s, k.core.ProtocolError("the service accepted the request, but does not list the snapshot")
 		case err != nil || s.Ready:
 			return s, err
 		case !s.Coming:
-			return s, k.core.Strange("the service says that the snapshot is " + s.Status)
+			return s, k.core.ProtocolError("the service says that the snapshot is " + s.Status)
 		}
 		if err := rest.Sleep(ctx, wait); err != nil {
 			return s, err
@@ -447,7 +447,7 @@ func (k *Keeper) RemoveSnapshot(ctx context.Context, ref driver.SnapshotRef) err
 	if err != nil && !errors.Is(err, ErrNone) {
 		return err
 	}
-	k.dir.Sweep(func(r SavedRecord) bool { return r.Snapshot == ref.Data || r.Box == ref.Data })
+	k.dir.Sweep(func(r SavedRecord) bool { return r.Snapshot == ref.Data || r.ServiceID == ref.Data })
 	return nil
 }
 

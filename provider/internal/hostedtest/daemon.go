@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/ctxsandbox"
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/daemon"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/provider/gvisor"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/durable"
@@ -32,14 +32,14 @@ func Daemon(t *testing.T, name string, first bool, open func(dir string) (driver
 // start starts a daemon with the state in a directory.
 func start(t *testing.T, dir, name string, first bool, open func(dir string) (driver.Provider, error)) (c *atoll.Client, stop func()) {
 	t.Helper()
-	kernels := registry.Entry{Name: gvisor.Name, Open: func(h registry.Host) (driver.Provider, error) {
+	kernels := providerset.Entry{Name: gvisor.Name, Open: func(h providerset.Host) (driver.Provider, error) {
 		store, err := h.Images()
 		if err != nil {
 			return nil, err
 		}
 		return gvisor.New(gvisor.Options{StateDir: h.Dir, SnapshotDir: h.Snapshots, Images: store, Attached: true, Kernel: os.Getenv("ATOLL_BIN")})
 	}}
-	entries := []registry.Entry{kernels, {Name: name, Open: func(h registry.Host) (driver.Provider, error) { return open(h.Dir) }}}
+	entries := []providerset.Entry{kernels, {Name: name, Open: func(h providerset.Host) (driver.Provider, error) { return open(h.Dir) }}}
 	if first {
 		slices.Reverse(entries)
 	}
@@ -125,11 +125,11 @@ func Saved(t *testing.T, name string, open func(dir string) (driver.Provider, er
 // Kept takes a snapshot, which only the provider has. That is no failure.
 func Kept(t *testing.T, name string, open func(dir string) (driver.Provider, error)) {
 	c := Daemon(t, name, true, open)
-	box, err := c.Create(t.Context(), sandbox.Spec{Name: "kept"})
+	sb, err := c.Create(t.Context(), sandbox.Spec{Name: "kept"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	snap, err := box.Snapshot(t.Context(), durable.SnapshotRequest{Name: "kept"})
+	snap, err := sb.Snapshot(t.Context(), durable.SnapshotRequest{Name: "kept"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +144,7 @@ func Kept(t *testing.T, name string, open func(dir string) (driver.Provider, err
 	if err := c.RemoveSnapshot(t.Context(), "kept"); err != nil {
 		t.Error(err)
 	}
-	if err := box.Destroy(t.Context()); err != nil {
+	if err := sb.Destroy(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
@@ -188,27 +188,27 @@ func sessionSays(t *testing.T, s *atoll.Session, script, want string) {
 func Context(t *testing.T, name string, open func(dir string) (driver.Provider, error)) {
 	c := Daemon(t, name, true, open)
 	sandboxes := ctxsandbox.New(c)
-	box, err := sandboxes.Create(t.Context(), ctxsandbox.SandboxSpec{Labels: map[string]string{"run": "7"}})
+	sb, err := sandboxes.Create(t.Context(), ctxsandbox.SandboxSpec{Labels: map[string]string{"run": "7"}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	res, err := box.Exec(t.Context(), "printf", []string{"%s\n", "one argument with spaces"}, patience)
+	res, err := sb.Exec(t.Context(), "printf", []string{"%s\n", "one argument with spaces"}, patience)
 	if err != nil {
 		t.Fatal(err)
 	}
 	fmt.Fprintf(&out, "%d %s", res.ExitCode, res.Output())
-	if res, err = box.Shell(t.Context(), "echo to a log; exit 3", patience); err != nil {
+	if res, err = sb.Shell(t.Context(), "echo to a log; exit 3", patience); err != nil {
 		t.Fatal(err)
 	}
 	fmt.Fprintf(&out, "%d %s", res.ExitCode, res.Output())
 	for found, err := range sandboxes.List(t.Context(), map[string]string{"run": "7"}) {
-		fmt.Fprintln(&out, found.ID() == box.ID(), err)
+		fmt.Fprintln(&out, found.ID() == sb.ID(), err)
 	}
 	if want := "0 one argument with spaces\n3 to a log\ntrue <nil>\n"; out.String() != want {
 		t.Errorf("got %q, want %q", out.String(), want)
 	}
-	if err := box.Kill(t.Context()); err != nil {
+	if err := sb.Kill(t.Context()); err != nil {
 		t.Error(err)
 	}
 }

@@ -26,10 +26,10 @@ type Faulty struct {
 	Provider driver.Provider
 	// Again is another provider with the same directory, as in another process.
 	Again driver.Provider
-	// Boxes and Box match the paths of all sandboxes and of one.
-	Boxes, Box string
+	// Sandboxes and Sandbox match the paths of all sandboxes and of one.
+	Sandboxes, Sandbox string
 	// Ending is the path of the POST that removes a sandbox. Empty: that is a DELETE
-	// of Box.
+	// of Sandbox.
 	Ending string
 	// NotFound, Invalid and Busy are the service's errors for an unknown sandbox,
 	// an invalid request, and a sandbox whose state is changing. Nothing is an
@@ -43,7 +43,7 @@ type Faulty struct {
 	Other func([]byte) []byte
 	// Count returns the number of sandboxes, and of other resources that belong to
 	// them.
-	Count func() (boxes, besides int)
+	Count func() (sandboxes, besides int)
 	// Force makes all sandboxes report a status; "" restores their own.
 	Force func(status string)
 	// Spec returns the spec of a new sandbox.
@@ -71,15 +71,15 @@ func Replace(from, to string) func([]byte) []byte {
 // usual returns the faults of every service. Services add rows of their own
 // where the number of requests matters.
 func (f *Faulty) usual() map[string]CreateFault {
-	post := func(fault servicetest.Fault) servicetest.Fault { return At(http.MethodPost, f.Boxes, fault) }
+	post := func(fault servicetest.Fault) servicetest.Fault { return At(http.MethodPost, f.Sandboxes, fault) }
 	return map[string]CreateFault{
 		"lost answer":        {post(servicetest.Fault{Lose: true}), "", 1},
 		"5xx after it acted": {post(servicetest.Fault{Status: 502, Act: true}), "", 1},
 		"truncated answer":   {post(servicetest.Fault{Truncate: 40}), "", 1},
 		"another sandbox":    {post(servicetest.Fault{Rewrite: f.Other}), "", 1},
-		"false 404":          {At(http.MethodGet, f.Box, servicetest.Fault{Skip: f.Looks, Status: 404, Body: f.NotFound}), "", 1},
+		"false 404":          {At(http.MethodGet, f.Sandbox, servicetest.Fault{Skip: f.Looks, Status: 404, Body: f.NotFound}), "", 1},
 		"slow":               {post(servicetest.Fault{Delay: 300 * time.Millisecond}), "", 1},
-		"too many requests":  {servicetest.TooMany(http.MethodPost, f.Boxes, time.Second, 1), "", 2},
+		"too many requests":  {servicetest.TooMany(http.MethodPost, f.Sandboxes, time.Second, 1), "", 2},
 		"5xx":                {post(servicetest.Fault{Status: 503}), sandbox.CodeUnavailable, 1},
 		"refused":            {post(servicetest.Fault{Status: 400, Body: f.Invalid}), sandbox.CodeInvalid, 1},
 	}
@@ -102,7 +102,7 @@ func (f *Faulty) Create(t *testing.T, more map[string]CreateFault) {
 			if got := f.Provider.ErrorCode(err); got != tt.Want || (err == nil) != (tt.Want == "") {
 				t.Errorf("code %q, want %q: %v", got, tt.Want, err)
 			}
-			if n := f.Requests(http.MethodPost, f.Boxes); n != tt.Posts {
+			if n := f.Requests(http.MethodPost, f.Sandboxes); n != tt.Posts {
 				t.Errorf("it was requested %d times, want %d", n, tt.Posts)
 			}
 			if in == nil {
@@ -123,10 +123,10 @@ func (f *Faulty) Create(t *testing.T, more map[string]CreateFault) {
 	}
 }
 
-func (f *Faulty) left(t *testing.T, boxes, besides int) {
+func (f *Faulty) left(t *testing.T, sandboxes, besides int) {
 	t.Helper()
-	if n, m := f.Count(); n != boxes || m != besides {
-		t.Errorf("there are %d sandboxes and %d other resources, want %d and %d", n, m, boxes, besides)
+	if n, m := f.Count(); n != sandboxes || m != besides {
+		t.Errorf("there are %d sandboxes and %d other resources, want %d and %d", n, m, sandboxes, besides)
 	}
 }
 
@@ -169,10 +169,10 @@ func (f *Faulty) Late(t *testing.T) {
 	lose := func() {
 		t.Helper()
 		f.Add(
-			servicetest.Fault{Method: http.MethodPost, Path: f.Boxes, Lose: true},
-			servicetest.Fault{Method: http.MethodGet, Path: f.Box, Status: http.StatusNotFound, Body: f.NotFound},
-			servicetest.Fault{Method: http.MethodGet, Path: f.Boxes, Status: http.StatusOK, Body: f.Nothing},
-			servicetest.Fault{Method: http.MethodDelete, Path: f.Box, Status: http.StatusNotFound, Body: f.NotFound},
+			servicetest.Fault{Method: http.MethodPost, Path: f.Sandboxes, Lose: true},
+			servicetest.Fault{Method: http.MethodGet, Path: f.Sandbox, Status: http.StatusNotFound, Body: f.NotFound},
+			servicetest.Fault{Method: http.MethodGet, Path: f.Sandboxes, Status: http.StatusOK, Body: f.Nothing},
+			servicetest.Fault{Method: http.MethodDelete, Path: f.Sandbox, Status: http.StatusNotFound, Body: f.NotFound},
 		)
 		if _, err := f.Provider.Create(t.Context(), f.Spec("sb-late")); f.Provider.ErrorCode(err) != sandbox.CodeUnavailable {
 			t.Errorf("Create: %v, want unavailable", err)
@@ -222,8 +222,8 @@ func (f *Faulty) Late(t *testing.T) {
 func (f *Faulty) False404(t *testing.T, path string, bodies ...string) {
 	in := f.Make(t, f.Spec("sb-false"))
 	f.Add(
-		servicetest.Fault{Method: http.MethodGet, Path: f.Box, Status: 404, Body: f.NotFound},
-		servicetest.Fault{Method: http.MethodDelete, Path: f.Box, Status: 404, Body: f.NotFound},
+		servicetest.Fault{Method: http.MethodGet, Path: f.Sandbox, Status: 404, Body: f.NotFound},
+		servicetest.Fault{Method: http.MethodDelete, Path: f.Sandbox, Status: 404, Body: f.NotFound},
 	)
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
@@ -249,7 +249,7 @@ func (f *Faulty) False404(t *testing.T, path string, bodies ...string) {
 // Conflict makes the service refuse for a moment to remove a sandbox.
 func (f *Faulty) Conflict(t *testing.T) {
 	in := f.Make(t, f.Spec("sb-conflict"))
-	method, path := http.MethodDelete, f.Box
+	method, path := http.MethodDelete, f.Sandbox
 	if f.Ending != "" {
 		method, path = http.MethodPost, f.Ending
 	}
@@ -291,7 +291,7 @@ func (f *Faulty) Statuses(t *testing.T, all map[string]Meaning, deleted string) 
 			}
 			// After a few lookups it runs again.
 			f.Clear()
-			f.Add(servicetest.Fault{Method: http.MethodGet, Path: f.Box, Skip: 3, Before: func() { f.Force("") }})
+			f.Add(servicetest.Fault{Method: http.MethodGet, Path: f.Sandbox, Skip: 3, Before: func() { f.Force("") }})
 			if err := r.Resume(t.Context()); p.ErrorCode(err) != want.Resume {
 				t.Errorf("Resume: %v, want code %q", err, want.Resume)
 			}

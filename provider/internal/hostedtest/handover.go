@@ -107,8 +107,8 @@ func (h *Handover) Run(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r := taken.Receipt(); r.Outcome != durable.OutcomeAttached || string(r.Sandbox) != e.Box {
-		t.Errorf("the receipt is %+v, want that of %s", r, e.Box)
+	if r := taken.Receipt(); r.Outcome != durable.OutcomeAttached || string(r.Sandbox) != e.Sandbox {
+		t.Errorf("the receipt is %+v, want that of %s", r, e.Sandbox)
 	}
 	sessionSays(t, taken, "cat /workspace/note; echo more >>/workspace/note", "kept\n")
 	h.count(t, "taken over,", 1)
@@ -116,7 +116,7 @@ func (h *Handover) Run(t *testing.T) {
 	if h.Records {
 		h.settled(t, first, second, s, taken)
 	}
-	if taken = second.restart(); taken.Info().Lease.Sandbox != sandbox.ID(e.Box) {
+	if taken = second.restart(); taken.Info().Lease.Sandbox != sandbox.ID(e.Sandbox) {
 		t.Errorf("after a restart the second installation has %+v", taken.Info().Lease)
 	}
 	if _, err := taken.Acquire(t.Context()); err != nil {
@@ -132,7 +132,7 @@ func (h *Handover) Run(t *testing.T) {
 	// The first installation notices that, and reports it when it makes another.
 	s = first.restart()
 	h.count(t, "when the first installation finds that out,", 0)
-	if r, err := s.Acquire(t.Context()); err != nil || r.Outcome != durable.OutcomeCreated || r.Why == "" || len(r.Lost) == 0 || string(r.Sandbox) == e.Box {
+	if r, err := s.Acquire(t.Context()); err != nil || r.Outcome != durable.OutcomeCreated || r.Why == "" || len(r.Lost) == 0 || string(r.Sandbox) == e.Sandbox {
 		t.Errorf("the first installation gets %+v, %v; want another sandbox, and that everything is lost", r, err)
 	}
 	if !h.Unmarked {

@@ -65,16 +65,16 @@ type Suite[P Provider, F Fake] struct {
 
 	// The service's paths and answers: see Faulty. Inside matches the request that
 	// starts a command. Empty: there is none.
-	Boxes, Box, Inside, Ending           string
+	Sandboxes, Sandbox, Inside, Ending   string
 	NotFound, Invalid, Changing, Nothing string
 	Looks                                int
 	Renamed                              [2]string // what changes an answer so that it names another sandbox
-	// Absent is the path whose 404 shows nothing. Empty: Boxes. Foreign are bodies
+	// Absent is the path whose 404 shows nothing. Empty: Sandboxes. Foreign are bodies
 	// of such answers.
 	Absent  string
 	Foreign []string
 	// Refusal is an error with the text "TEXT". LooksFirst: a sandbox is first looked
-	// for elsewhere than at Boxes.
+	// for elsewhere than at Sandboxes.
 	Refusal    string
 	LooksFirst bool
 	// Statuses say what the service's words mean, and Deleted is that of a sandbox
@@ -164,7 +164,7 @@ func (w *Served[P, F]) SDK(t *testing.T, env ...string) {
 func (w *Served[P, F]) Faulty(p, again driver.Provider) *Faulty {
 	s := w.suite
 	return &Faulty{
-		Faults: w.Fake, Provider: p, Again: again, Boxes: s.Boxes, Box: s.Box, Key: s.Secret, Looks: s.Looks,
+		Faults: w.Fake, Provider: p, Again: again, Sandboxes: s.Sandboxes, Sandbox: s.Sandbox, Key: s.Secret, Looks: s.Looks,
 		NotFound: s.NotFound, Invalid: s.Invalid, Busy: s.Changing, Nothing: s.Nothing, Ending: s.Ending, Other: Replace(s.Renamed[0], s.Renamed[1]),
 		Spec: func(id sandbox.ID) *sandbox.Spec {
 			spec := Spec(id)
@@ -214,7 +214,7 @@ func (s *Suite[P, F]) Shared(t *testing.T) {
 	t.Run("handover", s.handover)
 	t.Run("given up", func(t *testing.T) {
 		_, f := faulty(t)
-		paths := []string{s.Boxes}
+		paths := []string{s.Sandboxes}
 		if s.Inside != "" {
 			paths = append(paths, s.Inside)
 		}
@@ -228,7 +228,7 @@ func (s *Suite[P, F]) Shared(t *testing.T) {
 		_, f := faulty(t)
 		path := s.Absent
 		if path == "" {
-			path = s.Boxes
+			path = s.Sandboxes
 		}
 		f.False404(t, path, s.Foreign...)
 	})
@@ -239,7 +239,7 @@ func (s *Suite[P, F]) Shared(t *testing.T) {
 	})
 	t.Run("refusals", func(t *testing.T) {
 		_, f := faulty(t)
-		f.Refusals(t, s.Boxes, func(text string) string { return strings.ReplaceAll(s.Refusal, "TEXT", text) }, !s.LooksFirst)
+		f.Refusals(t, s.Sandboxes, func(text string) string { return strings.ReplaceAll(s.Refusal, "TEXT", text) }, !s.LooksFirst)
 	})
 	t.Run("statuses", func(t *testing.T) {
 		_, f := faulty(t)

@@ -38,9 +38,9 @@ type Client struct {
 	Hidden func() []string
 	// Secrets are replaced in errors, because a service may repeat them.
 	Secrets []string
-	// Words parses an error of the service. ok means that the error is from the
+	// ParseError parses an error of the service. ok means that the error is from the
 	// service itself, not from a proxy.
-	Words func(status int, body []byte) (code, message string, ok bool)
+	ParseError func(status int, body []byte) (code, message string, ok bool)
 	// Rejects, if set, reports that the service refuses the credential with another
 	// status than 401.
 	Rejects func(*Refusal) bool
@@ -316,8 +316,8 @@ func (c *Client) Dial(ctx context.Context, url string, protocols ...string) (*we
 	return nil, c.Unreachable(ctx, err)
 }
 
-// Strange returns the error of a service that behaves incorrectly.
-func (c *Client) Strange(message string) error {
+// ProtocolError returns the error of a service that behaves incorrectly.
+func (c *Client) ProtocolError(message string) error {
 	return &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: c.Base.Host, Message: message}
 }
 
@@ -343,7 +343,7 @@ func (c *Client) Refused(res *http.Response) error {
 		return res.Request.Context().Err()
 	}
 	r := &Refusal{Status: res.StatusCode, Header: res.Header}
-	r.Code, r.Text, r.Ours = c.Words(res.StatusCode, text)
+	r.Code, r.Text, r.Ours = c.ParseError(res.StatusCode, text)
 	if !r.Ours {
 		r.Code, r.Text = "", string(text)
 	}

@@ -36,8 +36,8 @@ const (
 	Attempts = 3
 )
 
-// Words are those of rest.Client: errors have a text and nothing else.
-func Words(_ int, body []byte) (code, message string, ok bool) { return "", string(body), true }
+// ParseError are those of rest.Client: errors have a text and nothing else.
+func ParseError(_ int, body []byte) (code, message string, ok bool) { return "", string(body), true }
 
 // Transport returns a transport that uses HTTP/2, also without TLS, and notices
 // connections that broke. Nil: it is like the default.

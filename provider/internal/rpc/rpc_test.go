@@ -61,7 +61,7 @@ func serve(t *testing.T, answer func(http.Header, *word) (*word, error)) (*rpc.C
 	transport.Protocols.SetHTTP2(false)
 	t.Cleanup(transport.CloseIdleConnections)
 	c := &rpc.Client{
-		Client:     &rest.Client{HTTP: rest.NewHTTP(transport), Base: base, Words: rpc.Words, Secrets: []string{"hunter2"}, Hint: "log in"},
+		Client:     &rest.Client{HTTP: rest.NewHTTP(transport), Base: base, ParseError: rpc.ParseError, Secrets: []string{"hunter2"}, Hint: "log in"},
 		RetryAfter: func(string, []byte) int { return 0 },
 	}
 	return c, rpc.Route{URL: s.URL + "/service/", Sign: func(h http.Header) { h.Set("Authorization", "Bearer hunter2") }}

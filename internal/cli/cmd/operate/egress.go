@@ -40,13 +40,13 @@ atoll profile test.`,
 	flags.BoolVar(&asJSON, "json", false, "write JSON lines")
 	cmd.MarkFlagsMutuallyExclusive("suggest", "follow")
 	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
-		box, err := c.Get(ctx, args[0])
+		sb, err := c.Get(ctx, args[0])
 		if err != nil {
 			return err
 		}
-		opts.Sandbox = box.ID()
+		opts.Sandbox = sb.ID()
 		if suggest {
-			p, err := a.learn(ctx, c, box.ID(), "", []string{"egress.denied"})
+			p, err := a.learn(ctx, c, sb.ID(), "", []string{"egress.denied"})
 			if err == nil && asJSON {
 				return a.PrintJSON(p)
 			}

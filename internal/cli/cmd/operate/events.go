@@ -26,7 +26,7 @@ type eventCommands struct{ *target.Env }
 
 func (a eventCommands) eventsCmd() *cobra.Command {
 	var opts sandbox.EventQuery
-	var box string
+	var sb string
 	var follow, asJSON, allTenants bool
 	var span resource.SpanFlags
 	cmd := &cobra.Command{
@@ -49,7 +49,7 @@ a time that is still to come.`,
 	flags := cmd.Flags()
 	flags.BoolVarP(&follow, "follow", "f", false, "keep showing new ones until interrupted")
 	flags.Int64Var(&opts.After, "after", 0, "only events after this one")
-	flags.StringVar(&box, "sandbox", "", "only events of the sandbox with this name or id")
+	flags.StringVar(&sb, "sandbox", "", "only events of the sandbox with this name or id")
 	flags.StringSliceVar(&opts.Types, "type", nil, "only of these types, such as sandbox.created")
 	flags.StringSliceVar(&opts.Ops, "op", nil, "only about these operations, such as process.exec")
 	span.Register(flags)
@@ -65,8 +65,8 @@ a time that is still to come.`,
 		if err != nil {
 			return err
 		}
-		if box != "" {
-			s, err := c.Get(ctx, box)
+		if sb != "" {
+			s, err := c.Get(ctx, sb)
 			if err != nil {
 				return err
 			}

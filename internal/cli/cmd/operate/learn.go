@@ -45,10 +45,10 @@ func seen(e *sandbox.Event) (s policy.Seen, ok bool) {
 
 // learn writes the smallest profile that allows what a sandbox did, and tried
 // to, as far as types of events say.
-func (a profileCommands) learn(ctx context.Context, c *atoll.Client, box sandbox.ID, name string, types []string) (sandbox.Profile, error) {
+func (a profileCommands) learn(ctx context.Context, c *atoll.Client, sb sandbox.ID, name string, types []string) (sandbox.Profile, error) {
 	var all []policy.Seen
 	known, flags := map[policy.Seen]bool{}, map[string]bool{}
-	for e, err := range c.Events(ctx, sandbox.EventQuery{Ops: []string{resource.OpFlow}, Sandbox: box, Types: types}) {
+	for e, err := range c.Events(ctx, sandbox.EventQuery{Ops: []string{resource.OpFlow}, Sandbox: sb, Types: types}) {
 		if err != nil {
 			return sandbox.Profile{}, err
 		}
@@ -90,7 +90,7 @@ With --save it is stored and applied at once to the sandboxes that use it.`,
 	cmd.Flags().BoolVar(&allowed, "allowed", false, "only allowed traffic")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
-		box, err := c.Get(ctx, args[0])
+		sb, err := c.Get(ctx, args[0])
 		if err != nil {
 			return err
 		}
@@ -98,7 +98,7 @@ With --save it is stored and applied at once to the sandboxes that use it.`,
 		if allowed {
 			types = types[:1]
 		}
-		p, err := a.learn(ctx, c, box.ID(), save, types)
+		p, err := a.learn(ctx, c, sb.ID(), save, types)
 		switch {
 		case err != nil:
 			return err

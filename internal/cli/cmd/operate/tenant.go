@@ -84,7 +84,7 @@ func limitFlags(flags *pflag.FlagSet) func() *operator.LimitsChange {
 		all[name] = &f
 		flags.Var(&f, name, what+`; "none" lifts the limit`)
 	}
-	add("boxes", "sandboxes at once", whole(&c.Boxes))
+	add("boxes", "sandboxes at once", whole(&c.Sandboxes))
 	add("cpus", "processors' worth of time, over all sandboxes", number(&c.CPUs))
 	add("memory", "memory, over all sandboxes, such as 16g", size(&c.Memory))
 	add("disk", "writable disk, over all sandboxes, such as 100g", size(&c.Disk))
@@ -179,7 +179,7 @@ func (a tenantCommands) showTenant(t operator.Tenant) error {
 		return err
 	}
 	return a.Table("WHAT USED LIMIT", [][]string{
-		{"boxes", fmt.Sprint(u.Boxes), limitText(float64(l.Boxes), false)},
+		{"boxes", fmt.Sprint(u.Sandboxes), limitText(float64(l.Sandboxes), false)},
 		{"cpus", strconv.FormatFloat(u.CPUs, 'f', -1, 64), limitText(l.CPUs, false)},
 		{"memory", units.BytesSize(float64(u.Memory)), limitText(float64(l.Memory), true)},
 		{"disk", units.BytesSize(float64(u.Disk)), limitText(float64(l.Disk), true)},
@@ -204,7 +204,7 @@ func (a tenantCommands) tenantListCmd() *cobra.Command {
 			state = "disabled"
 		}
 		return []string{
-			t.ID, state, fmt.Sprintf("%d/%s", t.Usage.Boxes, limitText(float64(t.Limits.Boxes), false)),
+			t.ID, state, fmt.Sprintf("%d/%s", t.Usage.Sandboxes, limitText(float64(t.Limits.Sandboxes), false)),
 			fmt.Sprintf("%s/%s", units.BytesSize(float64(t.Usage.Memory)), limitText(float64(t.Limits.Memory), true)), term.Ago(t.Created),
 		}
 	})

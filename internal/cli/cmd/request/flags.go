@@ -20,9 +20,9 @@ import (
 
 const defaultOutputLimit = 10 << 20
 
-// CompleteBoxFlags offers images, templates, snapshots and workspaces for the flags
+// CompleteSandboxFlags offers images, templates, snapshots and workspaces for the flags
 // of a new sandbox.
-func CompleteBoxFlags(a *target.Env, cmd *cobra.Command) {
+func CompleteSandboxFlags(a *target.Env, cmd *cobra.Command) {
 	images := func(cmd *cobra.Command, args []string, prefix string) ([]string, cobra.ShellCompDirective) {
 		names, _ := CompleteImages(a)(cmd, args, prefix)
 		templates, _ := resource.CompleteOf(a, resource.TemplateNames)(cmd, args, prefix)
@@ -215,31 +215,31 @@ func (f *SandboxFlags) validate(cmd *cobra.Command, detach bool) error {
 }
 
 // Build converts the flags and arguments of a command to a request.
-func Build(a *target.Env, cmd *cobra.Command, box *SandboxFlags, how *CommandFlags, args []string) (engine.RunRequest, error) {
+func Build(a *target.Env, cmd *cobra.Command, sb *SandboxFlags, how *CommandFlags, args []string) (engine.RunRequest, error) {
 	var req engine.RunRequest
-	if err := box.validate(cmd, how.Detach); err != nil {
+	if err := sb.validate(cmd, how.Detach); err != nil {
 		return req, err
 	}
 	spec := sandbox.Spec{
-		Name: box.name, Image: box.image, User: how.User, Workdir: how.Workdir, Hostname: box.hostname,
-		Resources: sandbox.Resources{CPUs: box.cpus, Memory: int64(box.memory), Disk: int64(box.disk), PIDs: box.pids},
+		Name: sb.name, Image: sb.image, User: how.User, Workdir: how.Workdir, Hostname: sb.hostname,
+		Resources: sandbox.Resources{CPUs: sb.cpus, Memory: int64(sb.memory), Disk: int64(sb.disk), PIDs: sb.pids},
 		Lifetime: sandbox.Lifetime{
-			Timeout: time.Duration(box.Lifetime), TimeoutAction: sandbox.IdleAction(box.life.Action), Wakes: box.life.Wake,
-			Idle: max(0, time.Duration(box.Idle)), IdleAction: sandbox.IdleAction(box.life.IdleAction),
+			Timeout: time.Duration(sb.Lifetime), TimeoutAction: sandbox.IdleAction(sb.life.Action), Wakes: sb.life.Wake,
+			Idle: max(0, time.Duration(sb.Idle)), IdleAction: sandbox.IdleAction(sb.life.IdleAction),
 		},
-		Snapshot: box.snapshot, Provider: a.AskedProvider(), RequireLimits: box.requireLimits, Isolation: sandbox.Isolation(box.isolation),
+		Snapshot: sb.snapshot, Provider: a.AskedProvider(), RequireLimits: sb.requireLimits, Isolation: sandbox.Isolation(sb.isolation),
 	}
-	if box.snapshot != "" {
+	if sb.snapshot != "" {
 		spec.Image = ""
 	}
-	for _, text := range box.volumes {
+	for _, text := range sb.volumes {
 		m, err := volume(text)
 		if err != nil {
 			return req, err
 		}
 		spec.Mounts = append(spec.Mounts, m)
 	}
-	for _, text := range box.publish {
+	for _, text := range sb.publish {
 		p, err := parsePublish(text)
 		if err != nil {
 			return req, err
@@ -247,27 +247,27 @@ func Build(a *target.Env, cmd *cobra.Command, box *SandboxFlags, how *CommandFla
 		spec.Ports = append(spec.Ports, p)
 	}
 	var err error
-	if spec.Workspaces, err = box.workspace.spec(); err != nil {
+	if spec.Workspaces, err = sb.workspace.spec(); err != nil {
 		return req, err
 	}
 	if spec.Env, err = Environment(a, how.EnvFiles, how.Env); err != nil {
 		return req, err
 	}
-	if spec.Labels, err = Labels(box.labelFiles, box.labelList); err != nil {
+	if spec.Labels, err = Labels(sb.labelFiles, sb.labelList); err != nil {
 		return req, err
 	}
-	if spec.Network, spec.Secrets, err = box.network(cmd); err != nil {
+	if spec.Network, spec.Secrets, err = sb.network(cmd); err != nil {
 		return req, err
 	}
-	spec.Redact = box.redact
-	req.Spec, req.Pull, req.Platform = spec, box.pull, box.platform
-	req.Keep = box.keep || !box.remove
+	spec.Redact = sb.redact
+	req.Spec, req.Pull, req.Platform = spec, sb.pull, sb.platform
+	req.Keep = sb.keep || !sb.remove
 	if cmd.Flags().Changed("entrypoint") {
-		req.Entrypoint = &box.entrypoint
+		req.Entrypoint = &sb.entrypoint
 	}
 	req.Command = CommandOf(a, how, args)
-	if how.Detach && cmd.Name() == "run" && (box.restart.policy != "" || !req.Keep && cmd.Flags().Changed("rm") || how.Interactive || how.Tty) {
-		req.Spec.Main = &sandbox.MainCommand{Restart: box.restart.policy, MaxRestarts: box.restart.most, Remove: !req.Keep && cmd.Flags().Changed("rm")}
+	if how.Detach && cmd.Name() == "run" && (sb.restart.policy != "" || !req.Keep && cmd.Flags().Changed("rm") || how.Interactive || how.Tty) {
+		req.Spec.Main = &sandbox.MainCommand{Restart: sb.restart.policy, MaxRestarts: sb.restart.most, Remove: !req.Keep && cmd.Flags().Changed("rm")}
 	}
 	return req, nil
 }

@@ -35,7 +35,7 @@ func (a codeCommands) codeCmd() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "code [flags] SANDBOX [FILE]",
-		Short: "Execute code that keeps its variables, as in a notebook", GroupID: resource.GroupBox,
+		Short: "Execute code that keeps its variables, as in a notebook", GroupID: resource.GroupSandbox,
 		Long: `Code executes code in a sandbox: that of --code, of a file of yours, or of standard
 input. Variables stay from one call to the next; a context has variables of its own.
 The value of the last expression is printed, and pictures are saved with --save.
@@ -73,12 +73,12 @@ interrupts the code. After an exception the exit code is 1, after --timeout 124.
 		if req.Env, err = request.Environment(a.Env, envFiles, env); err != nil {
 			return err
 		}
-		box, err := a.DaemonSandbox(ctx, args[0])
+		sb, err := a.DaemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
 		out := codeOutput{Env: a.Env, dir: save, json: asJSON}
-		err = box.StreamCode(ctx, req, out.show)
+		err = sb.StreamCode(ctx, req, out.show)
 		switch {
 		case err != nil:
 			return err
@@ -216,11 +216,11 @@ func (a codeCommands) contextsCmd() *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
-		box, err := a.DaemonSandbox(ctx, args[0])
+		sb, err := a.DaemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
-		all, err := box.CodeContexts(ctx)
+		all, err := sb.CodeContexts(ctx)
 		switch {
 		case err != nil:
 			return err
@@ -248,11 +248,11 @@ func (a codeCommands) createContextCmd() *cobra.Command {
 	cmd.Flags().StringVarP(&n.Dir, "workdir", "w", "", "its working directory (default: that of the sandbox)")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
-		box, err := a.DaemonSandbox(ctx, args[0])
+		sb, err := a.DaemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
-		made, err := box.CreateCodeContext(ctx, n)
+		made, err := sb.CreateCodeContext(ctx, n)
 		switch {
 		case err != nil:
 			return err
@@ -265,17 +265,17 @@ func (a codeCommands) createContextCmd() *cobra.Command {
 }
 
 // onContext returns a command about one context.
-func (a codeCommands) onContext(word, short string, do func(box *atoll.Sandbox, ctx context.Context, id string) error) *cobra.Command {
+func (a codeCommands) onContext(word, short string, do func(sb *atoll.Sandbox, ctx context.Context, id string) error) *cobra.Command {
 	cmd := &cobra.Command{
 		Use: word + " SANDBOX CONTEXT", Short: short, Example: "  atoll code context " + word + " demo 3f0c8a52-0b6e-4e0c-9d1c-0d6b9a0b7a11",
 		Args: cobra.ExactArgs(2), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
-		box, err := a.DaemonSandbox(ctx, args[0])
+		sb, err := a.DaemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
-		return do(box, ctx, args[1])
+		return do(sb, ctx, args[1])
 	})
 	return cmd
 }

@@ -21,8 +21,8 @@ func completePlace(a *target.Env) cobra.CompletionFunc {
 		if len(args) > 1 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		if box, p := splitPlace(prefix); box != "" {
-			return completeInside(a, cmd, box, p)
+		if sb, p := splitPlace(prefix); sb != "" {
+			return completeInside(a, cmd, sb, p)
 		}
 		if strings.Contains(prefix, "/") {
 			return nil, cobra.ShellCompDirectiveDefault
@@ -50,13 +50,13 @@ var completable = regexp.MustCompile(`^[A-Za-z0-9._/+@%=,-]+$`)
 func completeInside(a *target.Env, cmd *cobra.Command, name, prefix string) (places []string, directive cobra.ShellCompDirective) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), resource.CompletionTime)
 	defer cancel()
-	box, err := a.Find(ctx, name)
+	sb, err := a.Find(ctx, name)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
 	dir, _ := path.Split(prefix)
 	directive = cobra.ShellCompDirectiveNoFileComp
-	for f, err := range box.Files().List(ctx, inside(dir), driver.ListOptions{}) {
+	for f, err := range sb.Files().List(ctx, inside(dir), driver.ListOptions{}) {
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveError
 		}

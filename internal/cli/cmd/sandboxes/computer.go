@@ -22,7 +22,7 @@ type computerCommands struct{ *target.Env }
 
 func (a computerCommands) computerCmd() *cobra.Command {
 	return resource.Parent(&cobra.Command{
-		Use: "computer", Short: "Use the desktop of a sandbox: screenshots, mouse, keyboard, clipboard", GroupID: resource.GroupBox,
+		Use: "computer", Short: "Use the desktop of a sandbox: screenshots, mouse, keyboard, clipboard", GroupID: resource.GroupSandbox,
 		Long: `The image needs a display; build one with: make desktop-image. The desktop is
 started when it is used first. Places are pixels from the upper left.`,
 		Example: `  atoll create --image desktop --memory 2g --name demo
@@ -33,11 +33,11 @@ started when it is used first. Places are pixels from the upper left.`,
 
 // act carries out an action.
 func (a computerCommands) act(ctx context.Context, name string, do viewing.ComputerAction) (out viewing.ComputerResult, err error) {
-	box, err := a.DaemonSandbox(ctx, name)
+	sb, err := a.DaemonSandbox(ctx, name)
 	if err != nil {
 		return out, err
 	}
-	out, err = box.UseComputer(ctx, viewing.ComputerRequest{Actions: []viewing.ComputerAction{do}})
+	out, err = sb.UseComputer(ctx, viewing.ComputerRequest{Actions: []viewing.ComputerAction{do}})
 	if err == nil && (do.Action == "screenshot" && out.Screenshot == nil || do.Action == "cursor" && out.Cursor == nil || do.Action == "clipboard" && out.Clipboard == nil) {
 		err = &sandbox.Error{Code: sandbox.CodeInternal, Op: "computer.use", Message: "the answer of the daemon is incomplete"}
 	}
@@ -87,11 +87,11 @@ size than --size is started again, which ends the programs on it.`,
 			}
 			want.Width, want.Height = n[0], n[1]
 		}
-		box, err := a.DaemonSandbox(ctx, args[0])
+		sb, err := a.DaemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
-		now, err := box.StartDesktop(ctx, want)
+		now, err := sb.StartDesktop(ctx, want)
 		switch {
 		case err != nil:
 			return err

@@ -51,43 +51,43 @@ belong to root unless --owner names another user.`,
   atoll cp demo:/tmp/hello.txt copy.txt
   atoll cp demo:/tmp - | tar -t
   atoll cp --zstd --exclude '*.log' demo:/tmp - > tmp.tar.zst`,
-		GroupID: resource.GroupBox,
+		GroupID: resource.GroupSandbox,
 		Args:    cobra.ExactArgs(2), ValidArgsFunction: completePlace(a.Env),
 	}
 	cmd.Flags().StringVar(&owner, "owner", "0:0", "who the files belong to inside: NAME, UID, NAME:GROUP or UID:GID")
 	cmd.Flags().BoolVar(&export.Zstd, "zstd", false, "compress the stream on standard output with zstd")
 	cmd.Flags().StringArrayVar(&export.Exclude, "exclude", nil, "copying out: leave out what matches, as * and ? do, relative to what is copied; may be repeated")
 	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
-		fromBox, from := splitPlace(args[0])
-		toBox, to := splitPlace(args[1])
+		fromSandbox, from := splitPlace(args[0])
+		toSandbox, to := splitPlace(args[1])
 		switch {
-		case fromBox == "" && toBox == "" || fromBox != "" && toBox != "":
+		case fromSandbox == "" && toSandbox == "" || fromSandbox != "" && toSandbox != "":
 			return &term.UsageError{Message: "one of the two must be inside a sandbox, written SANDBOX:PATH", Hint: "for example: atoll cp demo:/etc/hosts ."}
-		case fromBox == "" && (export.Zstd || len(export.Exclude) > 0):
+		case fromSandbox == "" && (export.Zstd || len(export.Exclude) > 0):
 			return &term.UsageError{Message: "--zstd and --exclude are for copying out", Hint: "a stream that is copied in may be compressed: zstd < DIR.tar | atoll cp - SANDBOX:PATH"}
 		case export.Zstd && to != "-":
 			return &term.UsageError{Message: "--zstd is for a stream", Hint: "write - in place of " + to}
-		case fromBox != "" && to == "-" && term.IsTerminal(a.Stdout):
+		case fromSandbox != "" && to == "-" && term.IsTerminal(a.Stdout):
 			return &sandbox.Error{Code: sandbox.CodeInvalid, Message: "a terminal does not show archives", Hint: "write it to a file: atoll cp " + args[0] + " - >FILE.tar"}
-		case fromBox != "":
-			box, err := a.Find(ctx, fromBox)
+		case fromSandbox != "":
+			sb, err := a.Find(ctx, fromSandbox)
 			if err != nil {
 				return err
 			}
-			return a.copyOut(ctx, box, from, to, export)
+			return a.copyOut(ctx, sb, from, to, export)
 		}
-		box, err := a.Find(ctx, toBox)
+		sb, err := a.Find(ctx, toSandbox)
 		if err != nil {
 			return err
 		}
-		return a.copyIn(ctx, box, from, to, owner)
+		return a.copyIn(ctx, sb, from, to, owner)
 	})
 	return cmd
 }
 
 // splitPlace takes SANDBOX:PATH apart. An argument with a slash before its
 // first colon is a local path, as with Docker.
-func splitPlace(text string) (box, p string) {
+func splitPlace(text string) (sb, p string) {
 	name, p, ok := strings.Cut(text, ":")
 	if !ok || sandbox.ValidateName(name) != nil {
 		return "", text
@@ -101,14 +101,14 @@ func inside(p string) string { return path.Clean("/" + p) }
 
 // copyOut copies the file or tree at from to a local place. Nothing in the
 // stream is trusted.
-func (a copyCommands) copyOut(ctx context.Context, box target.Sandbox, from, to string, opts driver.ExportOptions) error {
+func (a copyCommands) copyOut(ctx context.Context, sb target.Sandbox, from, to string, opts driver.ExportOptions) error {
 	if to == "-" {
-		return box.Files().Export(ctx, inside(from), a.Stdout, opts)
+		return sb.Files().Export(ctx, inside(from), a.Stdout, opts)
 	}
 	source := inside(from)
-	isDir := isDirectory(ctx, box.Files(), source)
+	isDir := isDirectory(ctx, sb.Files(), source)
 	if strings.HasSuffix(from, "/") && !isDir {
-		if _, err := box.Files().Stat(ctx, source); err != nil {
+		if _, err := sb.Files().Stat(ctx, source); err != nil {
 			return err
 		}
 		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: from, Message: "is not a directory"}
@@ -121,7 +121,7 @@ func (a copyCommands) copyOut(ctx context.Context, box target.Sandbox, from, to 
 		name = "."
 	}
 	r, w := io.Pipe()
-	go func() { w.CloseWithError(box.Files().Export(ctx, inside(from), w, opts)) }()
+	go func() { w.CloseWithError(sb.Files().Export(ctx, inside(from), w, opts)) }()
 	skipped, err := tree.Unpack(ctx, r, dir, name)
 	r.CloseWithError(err) // Export must not wait for a reader that is gone
 	a.sayLeftOut(skipped)
@@ -181,8 +181,8 @@ func brokenLink(name string) error {
 }
 
 // copyIn copies a local file or tree into a sandbox.
-func (a copyCommands) copyIn(ctx context.Context, box target.Sandbox, from, to, owner string) error {
-	files := box.Files()
+func (a copyCommands) copyIn(ctx context.Context, sb target.Sandbox, from, to, owner string) error {
+	files := sb.Files()
 	opts := driver.ImportOptions{Owner: owner}
 	if from == "-" {
 		return files.Import(ctx, inside(to), a.Stdin, opts)

@@ -7,8 +7,8 @@ func TestSplitPlace(t *testing.T) {
 		"demo:/tmp": {"demo", "/tmp"}, "demo:": {"demo", ""}, "./a:b": {"", "./a:b"}, "/a:b": {"", "/a:b"},
 		"file": {"", "file"}, "-": {"", "-"}, "Demo:/x": {"", "Demo:/x"}, "demo:a:b": {"demo", "a:b"},
 	} {
-		if box, p := splitPlace(text); box != want[0] || p != want[1] {
-			t.Errorf("%s: %q %q", text, box, p)
+		if sandbox, p := splitPlace(text); sandbox != want[0] || p != want[1] {
+			t.Errorf("%s: %q %q", text, sandbox, p)
 		}
 	}
 	for p, want := range map[string]string{"": "/", "..": "/", "/a/../../b": "/b", "a/b": "/a/b"} {

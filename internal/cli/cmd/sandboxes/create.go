@@ -42,7 +42,7 @@ it is stopped after 24 hours without use, and keeps its files. A running command
 counts as use. --idle and --lifetime say otherwise; atoll ls shows it.`,
 		Example: `  atoll create --name demo --idle 10m --idle-action sleep
   atoll exec demo -- python3 --version`,
-		GroupID: resource.GroupBox,
+		GroupID: resource.GroupSandbox,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 && sandbox.ValidateName(args[0]) == nil {
 				return &term.UsageError{Message: "atoll create takes no arguments, and was given \"" + args[0] + "\"", Hint: "to choose the name: atoll create --name " + args[0]}
@@ -60,7 +60,7 @@ counts as use. --idle and --lifetime say otherwise; atoll ls shows it.`,
 	for _, name := range []string{"rm", "keep", "entrypoint", "restart"} { // it always stays, and runs nothing
 		_ = flags.MarkHidden(name)
 	}
-	request.CompleteBoxFlags(a.Env, cmd)
+	request.CompleteSandboxFlags(a.Env, cmd)
 	resource.CompleteFlag(cmd, "pull", "missing", "always", "never")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		for _, name := range []string{"rm", "keep", "entrypoint", "restart"} {

@@ -38,7 +38,7 @@ atoll ps, logs, attach, kill. The exit codes are the same as those of atoll run.
   atoll exec -e NAME=value -w /tmp demo -- sh -c 'echo $NAME; pwd'
   atoll exec --json demo -- id -u
   atoll exec -d demo -- sleep 60`,
-		GroupID:           resource.GroupBox,
+		GroupID:           resource.GroupSandbox,
 		Annotations:       map[string]string{"runs": "yes"},
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: resource.CompleteSandbox(a.Env),
@@ -75,32 +75,32 @@ atoll ps, logs, attach, kill. The exit codes are the same as those of atoll run.
 // execIn runs a command in an existing sandbox, as the flags say.
 func (a processCommands) execIn(ctx context.Context, name string, c sandbox.Command, how *request.CommandFlags) error {
 	if how.Detach {
-		box, err := a.Find(ctx, name)
+		sb, err := a.Find(ctx, name)
 		if err != nil {
 			return err
 		}
-		p, err := box.Exec(ctx, c)
+		p, err := sb.Exec(ctx, c)
 		if err != nil {
 			return err
 		}
 		err = a.Println(p.Info().ID)
 		return errors.Join(err, p.Close())
 	}
-	return a.connect(ctx, name, how, func(ctx context.Context, box target.Sandbox) (driver.Process, error) {
-		return box.Exec(ctx, c)
+	return a.connect(ctx, name, how, func(ctx context.Context, sb target.Sandbox) (driver.Process, error) {
+		return sb.Exec(ctx, c)
 	})
 }
 
 // connect runs a session with a process of an existing sandbox.
 func (a processCommands) connect(ctx context.Context, name string, how *request.CommandFlags, open func(context.Context, target.Sandbox) (driver.Process, error)) error {
 	return foreground(ctx, a.Env, how, func(ctx context.Context, s *session, res *result) (sandbox.Exit, error) {
-		box, err := a.Find(ctx, name)
+		sb, err := a.Find(ctx, name)
 		if err != nil {
 			return sandbox.Exit{}, err
 		}
-		res.Sandbox = box.Name()
+		res.Sandbox = sb.Name()
 		began := time.Now()
-		p, err := open(ctx, box)
+		p, err := open(ctx, sb)
 		if err != nil {
 			return sandbox.Exit{}, err
 		}
@@ -121,7 +121,7 @@ func (a processCommands) connect(ctx context.Context, name string, how *request.
 			}
 		}
 		if errors.Is(err, term.ErrDetached) {
-			a.Say("note", "detached; to come back: "+back+box.Name())
+			a.Say("note", "detached; to come back: "+back+sb.Name())
 			return sandbox.Exit{Reason: sandbox.ReasonExited}, nil
 		}
 		if err != nil {
@@ -129,8 +129,8 @@ func (a processCommands) connect(ctx context.Context, name string, how *request.
 		}
 		exit, err := p.Wait(ctx)
 		if err == nil {
-			if !explainRefusal(ctx, a.Env, box, began, exit) && exit.Code != 0 && s.unreached() {
-				has, known := hasNetwork(ctx, box)
+			if !explainRefusal(ctx, a.Env, sb, began, exit) && exit.Code != 0 && s.unreached() {
+				has, known := hasNetwork(ctx, sb)
 				hintNetwork(a.Env, has, known)
 			}
 		}
@@ -145,7 +145,7 @@ func (a processCommands) shellCmd() *cobra.Command {
 		Long: `Shell opens bash, or sh if there is no bash, in an existing sandbox. If Atoll runs on
 a terminal, so does the shell; otherwise the shell reads a script from standard input.`,
 		Example: `  echo 'echo hello from $(hostname)' | atoll shell demo`,
-		GroupID: resource.GroupBox, Annotations: map[string]string{"runs": "yes"},
+		GroupID: resource.GroupSandbox, Annotations: map[string]string{"runs": "yes"},
 		Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
@@ -177,7 +177,7 @@ watch. Without --shared, attach takes the command over from other connections. S
 atoll terminal.`,
 		Example: `  atoll exec -d demo -- sh -c 'sleep 1; echo done'
   atoll attach demo`,
-		GroupID: resource.GroupBox, Annotations: map[string]string{"runs": "yes"},
+		GroupID: resource.GroupSandbox, Annotations: map[string]string{"runs": "yes"},
 		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	cmd.Flags().BoolVar(&noInput, "no-stdin", false, "do not connect standard input")
@@ -186,9 +186,9 @@ atoll terminal.`,
 	keys.Register(cmd.Flags())
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if shared {
-			return a.share(cmd.Context(), args[0], keys, func(ctx context.Context, box target.Sandbox) (opts atoll.TerminalOptions, err error) {
+			return a.share(cmd.Context(), args[0], keys, func(ctx context.Context, sb target.Sandbox) (opts atoll.TerminalOptions, err error) {
 				opts.Watch = readOnly || noInput
-				opts.Process, err = pickCommand(ctx, box, args[1:], false)
+				opts.Process, err = pickCommand(ctx, sb, args[1:], false)
 				return opts, err
 			})
 		}
@@ -196,12 +196,12 @@ atoll terminal.`,
 			return term.BadFlag("read-only", "needs --shared; see also --no-stdin")
 		}
 		how := &request.CommandFlags{Interactive: !noInput && (term.IsTerminal(a.Stdin) || !term.IsNull(a.Stdin)), Keys: keys}
-		return a.connect(cmd.Context(), args[0], how, func(ctx context.Context, box target.Sandbox) (driver.Process, error) {
-			id, err := pickCommand(ctx, box, args[1:], false)
+		return a.connect(cmd.Context(), args[0], how, func(ctx context.Context, sb target.Sandbox) (driver.Process, error) {
+			id, err := pickCommand(ctx, sb, args[1:], false)
 			if err != nil {
 				return nil, err
 			}
-			return box.Reconnect(ctx, id)
+			return sb.Reconnect(ctx, id)
 		})
 	}
 	return cmd
@@ -224,7 +224,7 @@ With --link it opens in the browser instead, and the link is printed for where t
 no browser. Whoever opens the link needs no key, and sees this terminal and nothing else.`,
 		Example: `  printf 'echo hello\nexit\n' | atoll terminal demo
   atoll terminal --link --view --no-browser demo`,
-		GroupID: resource.GroupBox, Annotations: map[string]string{"runs": "yes"},
+		GroupID: resource.GroupSandbox, Annotations: map[string]string{"runs": "yes"},
 		Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	cmd.Flags().BoolVar(&readOnly, "read-only", false, "only watch")
@@ -251,8 +251,8 @@ no browser. Whoever opens the link needs no key, and sees this terminal and noth
 // share shows a terminal of a sandbox as one of its viewers.
 func (a processCommands) share(ctx context.Context, name string, keys term.KeysFlag, which func(context.Context, target.Sandbox) (atoll.TerminalOptions, error)) error {
 	how := &request.CommandFlags{Interactive: true, Keys: keys}
-	return a.connect(ctx, name, how, func(ctx context.Context, box target.Sandbox) (driver.Process, error) {
-		opts, err := which(ctx, box)
+	return a.connect(ctx, name, how, func(ctx context.Context, sb target.Sandbox) (driver.Process, error) {
+		opts, err := which(ctx, sb)
 		if err != nil {
 			return nil, err
 		}
@@ -270,11 +270,11 @@ func (a processCommands) share(ctx context.Context, name string, keys term.KeysF
 // pickCommand returns the given id, or the id of the newest background command.
 // Without one, a signal may go to a process that a command left behind, which
 // cannot be attached to, and has no log.
-func pickCommand(ctx context.Context, box target.Sandbox, given []string, forSignal bool) (string, error) {
+func pickCommand(ctx context.Context, sb target.Sandbox, given []string, forSignal bool) (string, error) {
 	if len(given) > 0 {
 		return given[0], nil
 	}
-	all, err := box.Processes(ctx)
+	all, err := sb.Processes(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -291,12 +291,12 @@ func pickCommand(ctx context.Context, box target.Sandbox, given []string, forSig
 		return left, nil
 	}
 	e := &sandbox.Error{
-		Code: sandbox.CodeNotFound, Subject: box.Name(), Message: "no background command was started",
-		Hint: "start one with: atoll exec -d " + box.Name() + " -- COMMAND",
+		Code: sandbox.CodeNotFound, Subject: sb.Name(), Message: "no background command was started",
+		Hint: "start one with: atoll exec -d " + sb.Name() + " -- COMMAND",
 	}
 	if left != "" {
 		e.Message = "no background command was started, only processes that a command left behind with & or as a daemon"
-		e.Hint += "; see what runs with: atoll ps " + box.Name()
+		e.Hint += "; see what runs with: atoll ps " + sb.Name()
 	}
 	return "", e
 }
@@ -308,7 +308,7 @@ func (a processCommands) psCmd() *cobra.Command {
 		Short: "List the commands that were started in a sandbox",
 		Example: `  atoll ps demo
   atoll ps --json demo`,
-		GroupID: resource.GroupBox,
+		GroupID: resource.GroupSandbox,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return &term.UsageError{Message: "name the sandbox whose commands to list", Hint: "to list sandboxes: atoll ls"}
@@ -320,11 +320,11 @@ func (a processCommands) psCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.Flags().BoolP("all", "a", false, "no effect: ps always shows ended ones too")
 	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
-		box, err := a.Find(ctx, args[0])
+		sb, err := a.Find(ctx, args[0])
 		if err != nil {
 			return err
 		}
-		all, err := box.Processes(ctx)
+		all, err := sb.Processes(ctx)
 		if err != nil {
 			return err
 		}
@@ -365,33 +365,33 @@ command that was started last. Of the command of run -d that --restart has start
 again, logs shows all runs that are kept, at most 64, or with --tail the last one.`,
 		Example: `  atoll logs demo
   atoll logs --tail 10 demo`,
-		GroupID: resource.GroupBox,
+		GroupID: resource.GroupSandbox,
 		Args:    cobra.RangeArgs(1, 2), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	cmd.Flags().IntVarP(&opts.Tail, "tail", "n", 0, "show only this many of the last lines")
 	cmd.Flags().BoolVarP(&opts.Follow, "follow", "f", false, "follow the output until the command ends")
 	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
-		box, err := a.Find(ctx, args[0])
+		sb, err := a.Find(ctx, args[0])
 		if err != nil {
 			return err
 		}
-		id, err := pickCommand(ctx, box, args[1:], false)
+		id, err := pickCommand(ctx, sb, args[1:], false)
 		if err != nil {
 			return err
 		}
 		if len(args) == 1 && opts.Tail == 0 {
-			if err := a.showEarlierRuns(ctx, box, id); err != nil {
+			if err := a.showEarlierRuns(ctx, sb, id); err != nil {
 				return err
 			}
 		}
-		return a.showLogs(ctx, box, id, opts)
+		return a.showLogs(ctx, sb, id, opts)
 	})
 	return cmd
 }
 
 // showLogs writes the log of a command.
-func (a processCommands) showLogs(ctx context.Context, box target.Sandbox, id string, opts driver.LogOptions) error {
-	logs, err := box.Logs(ctx, id, opts)
+func (a processCommands) showLogs(ctx context.Context, sb target.Sandbox, id string, opts driver.LogOptions) error {
+	logs, err := sb.Logs(ctx, id, opts)
 	if err != nil {
 		return err
 	}
@@ -407,17 +407,17 @@ func (a processCommands) showLogs(ctx context.Context, box target.Sandbox, id st
 
 // showEarlierRuns writes what a main command wrote before it was started again, as
 // far as it is kept. Other commands run once.
-func (a processCommands) showEarlierRuns(ctx context.Context, box target.Sandbox, id string) error {
-	main := box.Main()
+func (a processCommands) showEarlierRuns(ctx context.Context, sb target.Sandbox, id string) error {
+	main := sb.Main()
 	if main == nil || main.Process != id || main.Restarts == 0 {
 		return nil
 	}
-	all, err := box.Processes(ctx)
+	all, err := sb.Processes(ctx)
 	if err != nil {
 		return err
 	}
 	for _, run := range earlierRuns(all, main) {
-		err := a.showLogs(ctx, box, run, driver.LogOptions{})
+		err := a.showLogs(ctx, sb, run, driver.LogOptions{})
 		if err != nil && sandbox.CodeOf(err) != sandbox.CodeNotFound { // not forgotten meanwhile
 			return err
 		}
@@ -449,7 +449,7 @@ func (a processCommands) killCmd() *cobra.Command {
 it is the background command that was started last.`,
 		Example: `  atoll exec -d demo -- sleep 600
   atoll kill --signal TERM demo`,
-		GroupID: resource.GroupBox,
+		GroupID: resource.GroupSandbox,
 		Args:    cobra.RangeArgs(1, 2), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	cmd.Flags().StringVarP(&name, "signal", "s", "KILL", "signal, by name or number")
@@ -458,15 +458,15 @@ it is the background command that was started last.`,
 		if err != nil {
 			return err
 		}
-		box, err := a.Find(ctx, args[0])
+		sb, err := a.Find(ctx, args[0])
 		if err != nil {
 			return err
 		}
-		id, err := pickCommand(ctx, box, args[1:], true)
+		id, err := pickCommand(ctx, sb, args[1:], true)
 		if err != nil {
 			return err
 		}
-		return box.Kill(ctx, id, sig)
+		return sb.Kill(ctx, id, sig)
 	})
 	return cmd
 }

@@ -15,9 +15,9 @@ import (
 
 // forwarder connects who comes to local ports to ports of a sandbox.
 type forwarder struct {
-	env    *target.Env
-	box    target.Sandbox
-	asJSON bool
+	env     *target.Env
+	sandbox target.Sandbox
+	asJSON  bool
 
 	conns sync.WaitGroup
 	say   sync.Mutex
@@ -51,7 +51,7 @@ func (f *forwarder) run(ctx context.Context, address string, pairs []forwardPair
 		}
 		remote := pairs[i].remote
 		f.conns.Go(func() {
-			stream.Forward(ctx, l, func(ctx context.Context) (net.Conn, error) { return f.box.Dial(ctx, remote) },
+			stream.Forward(ctx, l, func(ctx context.Context) (net.Conn, error) { return f.sandbox.Dial(ctx, remote) },
 				func(err error) { f.failed(err, cancel) })
 		})
 	}
@@ -70,7 +70,7 @@ func (f *forwarder) tell(at net.Addr, remote uint16) error {
 			Remote uint16 `json:"remote"`
 		}{at.String(), remote})
 	}
-	return f.env.Printf("%s -> %s:%d\n", at, f.box.Name(), remote)
+	return f.env.Printf("%s -> %s:%d\n", at, f.sandbox.Name(), remote)
 }
 
 // failed reports why a connection was refused. A sandbox that is gone ends the forward.

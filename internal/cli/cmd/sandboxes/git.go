@@ -26,7 +26,7 @@ const maxPatch = 8 << 20
 
 func (a gitCommands) gitCmd() *cobra.Command {
 	return resource.Parent(&cobra.Command{
-		Use: "git", Short: "Look at the git repositories of a sandbox", GroupID: resource.GroupBox,
+		Use: "git", Short: "Look at the git repositories of a sandbox", GroupID: resource.GroupSandbox,
 		Long: `These commands read repositories with the git of the sandbox, and change nothing. What
 can change them is git itself, with atoll exec. A place is SANDBOX or SANDBOX:DIRECTORY.`,
 		Example: `  atoll git status demo:/workspace
@@ -36,7 +36,7 @@ can change them is git itself, with atoll exec. A place is SANDBOX or SANDBOX:DI
 }
 
 // place returns the sandbox and the path of SANDBOX or SANDBOX:PATH.
-func (a gitCommands) place(ctx context.Context, text string) (box *atoll.Sandbox, p string, err error) {
+func (a gitCommands) place(ctx context.Context, text string) (sb *atoll.Sandbox, p string, err error) {
 	name, p := splitPlace(text)
 	switch {
 	case name == "":
@@ -44,8 +44,8 @@ func (a gitCommands) place(ctx context.Context, text string) (box *atoll.Sandbox
 	default:
 		p = inside(p)
 	}
-	box, err = a.DaemonSandbox(ctx, name)
-	return box, p, err
+	sb, err = a.DaemonSandbox(ctx, name)
+	return sb, p, err
 }
 
 // reading returns a command that reads from a repository and shows the result,
@@ -55,11 +55,11 @@ func reading[T any](a gitCommands, cmd *cobra.Command, get func(ctx context.Cont
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.ValidArgsFunction = completePlace(a.Env)
 	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
-		box, dir, err := a.place(ctx, args[0])
+		sb, dir, err := a.place(ctx, args[0])
 		if err != nil {
 			return err
 		}
-		out, err := get(ctx, box.Git(dir), args[1:])
+		out, err := get(ctx, sb.Git(dir), args[1:])
 		switch {
 		case err != nil:
 			return err
@@ -99,11 +99,11 @@ files that atoll git status lists. The sandbox is in use while it is watched.`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write a line of JSON for each state")
 	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
-		box, dir, err := a.place(ctx, args[0])
+		sb, dir, err := a.place(ctx, args[0])
 		if err != nil {
 			return err
 		}
-		states, err := box.Git(dir).Watch(ctx)
+		states, err := sb.Git(dir).Watch(ctx)
 		if err != nil {
 			return err
 		}
@@ -286,7 +286,7 @@ func (a gitCommands) searchCmd() *cobra.Command {
 	var req coding.SearchRequest
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "search SANDBOX:PATH [EXPRESSION]", Short: "Search files of a sandbox by name and content", GroupID: resource.GroupBox,
+		Use: "search SANDBOX:PATH [EXPRESSION]", Short: "Search files of a sandbox by name and content", GroupID: resource.GroupSandbox,
 		Long: `Search prints the files below a directory that have a name, or the lines that match a
 regular expression (of Go), or both. It needs no program in the sandbox. It leaves out
 .git and node_modules, unless --exclude says something else, and binary files. Exit
@@ -307,7 +307,7 @@ code 1 means that nothing was found.`,
 		if name, _ := splitPlace(args[0]); name == "" { // docker search names an image
 			return &term.UsageError{Message: "the place has no path", Hint: "write it as " + args[0] + ":/workspace; images are listed by: atoll image ls"}
 		}
-		box, p, err := a.place(ctx, args[0])
+		sb, p, err := a.place(ctx, args[0])
 		if err != nil {
 			return err
 		}
@@ -315,7 +315,7 @@ code 1 means that nothing was found.`,
 			req.Content = args[1]
 		}
 		req.Path = p
-		out, err := box.Files().Search(ctx, req)
+		out, err := sb.Files().Search(ctx, req)
 		switch {
 		case err != nil:
 			return err
@@ -351,7 +351,7 @@ func (a gitCommands) patchCmd() *cobra.Command {
 	var req coding.PatchRequest
 	var asJSON bool
 	cmd := &cobra.Command{
-		Use: "patch SANDBOX:PATH [FILE]", Short: "Apply a patch to files of a sandbox", GroupID: resource.GroupBox,
+		Use: "patch SANDBOX:PATH [FILE]", Short: "Apply a patch to files of a sandbox", GroupID: resource.GroupSandbox,
 		Long: `Patch applies a unified diff, also one of git, or a patch in the format of the
 apply_patch tool: from a file of yours, or from standard input. Names in it are
 relative to PATH. Lines may have moved, but not changed. All of it is applied, or
@@ -366,14 +366,14 @@ nothing.`,
 		if req.Patch, err = a.readPatch(args[1:]); err != nil {
 			return err
 		}
-		box, p, err := a.place(ctx, args[0])
+		sb, p, err := a.place(ctx, args[0])
 		if err != nil {
 			return err
 		}
 		if req.Path = p; p == "" {
 			return &term.UsageError{Message: "the place has no path", Hint: "write it as " + args[0] + ":/workspace"}
 		}
-		out, err := box.Files().Patch(ctx, req)
+		out, err := sb.Files().Patch(ctx, req)
 		switch {
 		case err != nil:
 			return err

@@ -13,7 +13,7 @@ import (
 func (a listCommands) inspectCmd() *cobra.Command {
 	var format string
 	cmd := &cobra.Command{
-		Use: "inspect [flags] SANDBOX...", Short: "Show sandboxes in detail, as JSON", GroupID: resource.GroupBox,
+		Use: "inspect [flags] SANDBOX...", Short: "Show sandboxes in detail, as JSON", GroupID: resource.GroupSandbox,
 		Long: `Inspect writes sandboxes as a JSON array: state and its reason, image, limits,
 labels, lifetime, and how they ended. It shows neither their content nor the values
 of environment variables.`,

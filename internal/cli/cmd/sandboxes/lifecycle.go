@@ -34,7 +34,7 @@ started again with atoll start. Otherwise, and without a daemon, the sandbox is
 removed, and stop says so.`,
 		Example: `  atoll stop demo
   atoll start demo`,
-		GroupID: resource.GroupBox,
+		GroupID: resource.GroupSandbox,
 		Args:    cobra.MinimumNArgs(1), ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	cmd.Flags().VarP(&grace, "time", "t", "how long commands may take to end")
@@ -72,7 +72,7 @@ func (a lifecycleCommands) each(names []string, do func(name string) (string, er
 // daemon.
 func (a lifecycleCommands) changeCmd(cmd *cobra.Command, change func(context.Context, *atoll.Sandbox) (sandbox.Sandbox, error)) *cobra.Command {
 	var asJSON bool
-	cmd.GroupID, cmd.Args, cmd.ValidArgsFunction = resource.GroupBox, cobra.MinimumNArgs(1), resource.CompleteSandboxes(a.Env)
+	cmd.GroupID, cmd.Args, cmd.ValidArgsFunction = resource.GroupSandbox, cobra.MinimumNArgs(1), resource.CompleteSandboxes(a.Env)
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {
 		var all []sandbox.Sandbox
@@ -259,7 +259,7 @@ memory if the provider supports that. Each copy has its own name and id, and the
 original keeps running. Fork prints the names of the copies. It makes all or none.`,
 		Example: `  atoll fork demo
   atoll fork demo --count 3 --name-prefix try`,
-		GroupID: resource.GroupBox, Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandbox(a.Env),
+		GroupID: resource.GroupSandbox, Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	flags := cmd.Flags()
 	flags.IntVarP(&opts.Count, "count", "n", 1, "how many copies, at most 100")

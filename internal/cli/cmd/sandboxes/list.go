@@ -36,7 +36,7 @@ running ones.`,
   atoll ls --filter state=running
   atoll ls --format '{{.Name}} {{.State}}'
   atoll ls --json`,
-		GroupID: resource.GroupBox,
+		GroupID: resource.GroupSandbox,
 		Args:    cobra.NoArgs,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "write JSON")
@@ -137,7 +137,7 @@ is no failure.`,
 		Example: `  atoll rm --force demo
   atoll rm --force --all
   atoll rm --force --all --all-tenants`,
-		GroupID:           resource.GroupBox,
+		GroupID:           resource.GroupSandbox,
 		ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "remove it even if a command runs in it")
@@ -229,30 +229,30 @@ func (a listCommands) removeAll(ctx context.Context, t target.Sandboxes, names [
 
 // remove removes an object and returns its name.
 func remove(ctx context.Context, t target.Sandboxes, name string, force bool) (string, error) {
-	box, err := t.Find(ctx, name)
+	sb, err := t.Find(ctx, name)
 	if err != nil {
 		return "", err
 	}
 	if !force {
-		if err := idle(ctx, box); err != nil {
+		if err := idle(ctx, sb); err != nil {
 			return "", err
 		}
 	}
-	return box.Name(), box.Destroy(ctx)
+	return sb.Name(), sb.Destroy(ctx)
 }
 
 // idle reports whether no command runs in a sandbox. One that cannot be asked
 // has nothing that could be lost.
-func idle(ctx context.Context, box target.Sandbox) error {
-	all, err := box.Processes(ctx)
+func idle(ctx context.Context, sb target.Sandbox) error {
+	all, err := sb.Processes(ctx)
 	if err != nil {
 		return ctx.Err()
 	}
 	for _, p := range all {
 		if p.Running {
 			return &sandbox.Error{
-				Code: sandbox.CodeConflict, Subject: box.Name(), Message: "a command runs in it: " + term.OneLine(term.CommandText(p.Args), 60),
-				Hint: "to remove it anyway: atoll rm --force " + box.Name(),
+				Code: sandbox.CodeConflict, Subject: sb.Name(), Message: "a command runs in it: " + term.OneLine(term.CommandText(p.Args), 60),
+				Hint: "to remove it anyway: atoll rm --force " + sb.Name(),
 			}
 		}
 	}

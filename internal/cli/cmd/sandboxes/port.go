@@ -23,7 +23,7 @@ type portCommands struct{ *target.Env }
 
 func (a portCommands) portCmd() *cobra.Command {
 	return resource.Parent(&cobra.Command{
-		Use: "port", Short: "Reach ports inside sandboxes", GroupID: resource.GroupBox,
+		Use: "port", Short: "Reach ports inside sandboxes", GroupID: resource.GroupSandbox,
 		Example: `  atoll port forward demo 8000
   atoll port ls`,
 	}, a.portForwardCmd(), a.portLsCmd(), a.portOpenCmd(), a.portPreviewCmd(), a.portRmCmd(), a.portTokenCmd(), a.portURLCmd())
@@ -67,7 +67,7 @@ is there, as it does for the ports of atoll run --publish. See also: atoll port 
 		if err != nil {
 			return err
 		}
-		f := &forwarder{env: a.Env, box: b, asJSON: asJSON}
+		f := &forwarder{env: a.Env, sandbox: b, asJSON: asJSON}
 		if ip := net.ParseIP(address); ip == nil || !ip.IsLoopback() {
 			a.Say("warning", "everyone who can reach "+address+" can reach the sandbox")
 		}

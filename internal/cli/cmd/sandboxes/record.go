@@ -22,7 +22,7 @@ type recordCommands struct{ *target.Env }
 
 func (a recordCommands) recordCmd() *cobra.Command {
 	return resource.Parent(&cobra.Command{
-		Use: "record", Short: "Record terminals and desktops of sandboxes", GroupID: resource.GroupBox,
+		Use: "record", Short: "Record terminals and desktops of sandboxes", GroupID: resource.GroupSandbox,
 		Long: `A recording of a terminal has what the terminal that viewers share showed, and when, as
 an asciicast file for asciinema and its players. A recording of a desktop is an MP4 file,
 which browsers play. The daemon records, without any viewer, and keeps the recording until
@@ -79,11 +79,11 @@ sandbox are removed from the recording of a terminal, too.`,
 			return term.BadFlag("max", "is less than a second")
 		}
 		n.Max = int64(limit / time.Second)
-		box, err := a.DaemonSandbox(ctx, args[0])
+		sb, err := a.DaemonSandbox(ctx, args[0])
 		if err != nil {
 			return err
 		}
-		r, err := box.Record(ctx, n)
+		r, err := sb.Record(ctx, n)
 		return a.printRecording(r, asJSON, err)
 	})
 	for _, terminal := range []string{"process", "size", "input"} {

@@ -60,12 +60,12 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
   atoll run -d --name demo -- sleep 600
   atoll run -d --rm -- sh -c 'exit 0'
   atoll run -d -p 8080:8000 -- python3 -m http.server 8000`,
-		GroupID:     resource.GroupBox,
+		GroupID:     resource.GroupSandbox,
 		Annotations: map[string]string{"runs": "yes"},
 	}
 	how.Register(cmd.Flags())
 	boxed.Register(cmd)
-	request.CompleteBoxFlags(a.Env, cmd)
+	request.CompleteSandboxFlags(a.Env, cmd)
 	resource.CompleteFlag(cmd, "pull", "missing", "always", "never")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := how.Validate(cmd); err != nil {
@@ -159,8 +159,8 @@ const forgottenTime = 24 * time.Hour
 
 // limitForgotten sets an idle policy if a program, which may forget the sandbox,
 // makes it and says nothing about its end. A person sees it on a terminal.
-func (a runCommands) limitForgotten(t target.Sandboxes, box *request.SandboxFlags, spec *sandbox.Spec) {
-	if _, managed := t.(target.Remote); managed && box.Idle == 0 && box.Lifetime == 0 && !term.IsTerminal(a.Stdout) {
+func (a runCommands) limitForgotten(t target.Sandboxes, sb *request.SandboxFlags, spec *sandbox.Spec) {
+	if _, managed := t.(target.Remote); managed && sb.Idle == 0 && sb.Lifetime == 0 && !term.IsTerminal(a.Stdout) {
 		spec.Lifetime.Idle, spec.Lifetime.IdleAction = forgottenTime, sandbox.IdleStop
 	}
 }

@@ -38,7 +38,7 @@ makes one with what was saved.`,
 		Example: `  atoll session create notes
   atoll session exec notes -- sh -c 'echo hello > /root/note'
   atoll session ls`,
-		GroupID: resource.GroupBox,
+		GroupID: resource.GroupSandbox,
 	}, a.createCmd(), a.attachCmd(), a.execCmd(), a.cpCmd(), a.terminalCmd(), a.desktopCmd(), a.streamCmd(), a.saveCmd(), a.targetsCmd(), a.swapCmd(), a.runOnCmd(), a.envelopeCmd(), a.resumeCmd(), a.lsCmd(), a.inspectCmd(), a.rmCmd())
 }
 

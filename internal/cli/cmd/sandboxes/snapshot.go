@@ -19,7 +19,7 @@ type snapshotCommands struct{ *target.Env }
 
 func (a snapshotCommands) snapshotCmd() *cobra.Command {
 	return resource.Parent(&cobra.Command{
-		Use: "snapshot", Short: "Make, list and remove snapshots of sandboxes", GroupID: resource.GroupBox,
+		Use: "snapshot", Short: "Make, list and remove snapshots of sandboxes", GroupID: resource.GroupSandbox,
 		Example: `  atoll snapshot create demo --name before
   atoll run -d --name again --snapshot before`,
 	}, a.snapshotCreateCmd(), a.snapshotListCmd(), a.snapshotInspectCmd(), a.snapshotRemoveCmd(), a.snapshotPruneCmd())

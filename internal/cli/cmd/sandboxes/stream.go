@@ -128,7 +128,7 @@ The image needs a display; build one with: make desktop-image. With --port it sh
 the VNC server that listens on a port, and starts nothing.`,
 		Example: `  atoll desktop --no-browser --port 5900 demo
   atoll desktop --view --ttl 1h --json --port 5900 demo`,
-		GroupID: resource.GroupBox, Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandbox(a.Env),
+		GroupID: resource.GroupSandbox, Args: cobra.ExactArgs(1), ValidArgsFunction: resource.CompleteSandbox(a.Env),
 	}
 	link.register(cmd)
 	cmd.Flags().StringVar(&port, "port", "", "port of a VNC server in the sandbox (default: the desktop, which is started)")
@@ -146,7 +146,7 @@ the VNC server that listens on a port, and starts nothing.`,
 
 func (a streamCommands) streamCmd() *cobra.Command {
 	return resource.Parent(&cobra.Command{
-		Use: "stream", Short: "List and end what viewers may see", GroupID: resource.GroupBox,
+		Use: "stream", Short: "List and end what viewers may see", GroupID: resource.GroupSandbox,
 		Long: `A stream is the permission of viewers to see a terminal, a desktop or a port of a
 sandbox. Links are streams, and so is every terminal or desktop in the console.`,
 		Example: `  atoll stream ls demo`,

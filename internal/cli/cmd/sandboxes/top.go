@@ -31,7 +31,7 @@ type load struct {
 
 	Limits map[string]sandbox.Enforcement `json:"limits,omitempty"` // those that are not enforced
 
-	box     sandbox.Sandbox
+	sandbox sandbox.Sandbox
 	running []sandbox.ProcessInfo // with --details
 }
 
@@ -73,7 +73,7 @@ Watching a sandbox does not count as use: idle policies apply all the same.`,
 		Example: `  atoll top --no-stream
   atoll top --no-stream --sort memory --json
   atoll top --no-stream --details --label team=red`,
-		GroupID:           resource.GroupBox,
+		GroupID:           resource.GroupSandbox,
 		ValidArgsFunction: resource.CompleteSandboxes(a.Env),
 	}
 	flags := cmd.Flags()
@@ -103,7 +103,7 @@ Watching a sandbox does not count as use: idle policies apply all the same.`,
 		if err != nil {
 			return err
 		}
-		m := &meter{target: target, only: args, labels: wanted, filters: match, details: details, boxes: map[sandbox.ID]usager{}, before: map[sandbox.ID]sandbox.Usage{}}
+		m := &meter{target: target, only: args, labels: wanted, filters: match, details: details, sandboxes: map[sandbox.ID]usager{}, before: map[sandbox.ID]sandbox.Usage{}}
 		return a.top(ctx, m, order, time.Duration(every), once, asJSON)
 	})
 	return cmd
@@ -189,11 +189,11 @@ func loadDetails(all []load) string {
 			{"memory", l.memory()},
 			{"processes", l.pids()},
 			{"disk", sizeOf(l.Disk)},
-			{"image", l.box.Image},
-			{"provider", term.OrDash(l.box.Provider)},
-			{"created", term.Ago(l.box.Created)},
-			{"ends", ends(&l.box)},
-			{"labels", term.OrDash(term.LabelText(l.box.Labels))},
+			{"image", l.sandbox.Image},
+			{"provider", term.OrDash(l.sandbox.Provider)},
+			{"created", term.Ago(l.sandbox.Created)},
+			{"ends", ends(&l.sandbox)},
+			{"labels", term.OrDash(term.LabelText(l.sandbox.Labels))},
 		}
 		for _, name := range slices.Sorted(maps.Keys(l.Limits)) {
 			rows = append(rows, []string{"limit", name + " is not enforced: " + l.Limits[name].Why})
@@ -220,13 +220,13 @@ type usager interface {
 
 // meter measures sandboxes repeatedly.
 type meter struct {
-	target  target.Sandboxes
-	only    []string // names or ids; none: all
-	labels  []string
-	filters resource.Filters
-	details bool
-	boxes   map[sandbox.ID]usager
-	before  map[sandbox.ID]sandbox.Usage
+	target    target.Sandboxes
+	only      []string // names or ids; none: all
+	labels    []string
+	filters   resource.Filters
+	details   bool
+	sandboxes map[sandbox.ID]usager
+	before    map[sandbox.ID]sandbox.Usage
 }
 
 const (
@@ -273,8 +273,8 @@ func (m *meter) sample(ctx context.Context) ([]load, error) {
 	slots := make(chan struct{}, atOnce)
 	var asked sync.WaitGroup
 	for i, s := range all {
-		box := m.boxes[s.ID]
-		if box == nil {
+		sb := m.sandboxes[s.ID]
+		if sb == nil {
 			failed[i] = ctx.Err()
 			continue
 		}
@@ -283,8 +283,8 @@ func (m *meter) sample(ctx context.Context) ([]load, error) {
 			defer func() { <-slots }()
 			short, cancel := context.WithTimeout(ctx, askTime)
 			defer cancel()
-			now[i], failed[i] = box.Usage(short)
-			if b, ok := box.(interface {
+			now[i], failed[i] = sb.Usage(short)
+			if b, ok := sb.(interface {
 				Processes(ctx context.Context) ([]sandbox.ProcessInfo, error)
 			}); ok && m.details && failed[i] == nil {
 				list, _ := b.Processes(short) // one that cannot be asked shows none
@@ -301,11 +301,11 @@ func (m *meter) sample(ctx context.Context) ([]load, error) {
 
 // open finds the sandboxes that are new, and forgets those that are gone.
 func (m *meter) open(ctx context.Context, all []sandbox.Sandbox) error {
-	old := m.boxes
-	m.boxes = make(map[sandbox.ID]usager, len(all))
+	old := m.sandboxes
+	m.sandboxes = make(map[sandbox.ID]usager, len(all))
 	for _, s := range all {
 		if b, known := old[s.ID]; known {
-			m.boxes[s.ID] = b
+			m.sandboxes[s.ID] = b
 			continue
 		}
 		b, err := m.target.Find(ctx, string(s.ID))
@@ -316,7 +316,7 @@ func (m *meter) open(ctx context.Context, all []sandbox.Sandbox) error {
 			return err
 		}
 		if u, ok := b.(usager); ok {
-			m.boxes[s.ID] = u
+			m.sandboxes[s.ID] = u
 		}
 	}
 	return nil
@@ -340,7 +340,7 @@ func (m *meter) loads(all []sandbox.Sandbox, now []sandbox.Usage, failed []error
 		l := load{
 			ID: s.ID, Name: s.Name, MemoryLimit: max(s.Resources.Memory, 0), Limits: s.Limits,
 			Memory: known(u.Memory), PIDs: known(u.PIDs), Disk: known(u.Disk),
-			box: s, running: running[i],
+			sandbox: s, running: running[i],
 		}
 		if b, measured := before[s.ID]; measured && b.CPU >= 0 && u.CPU >= b.CPU && u.Sampled.After(b.Sampled) {
 			share := 100 * float64(u.CPU-b.CPU) / float64(u.Sampled.Sub(b.Sampled))

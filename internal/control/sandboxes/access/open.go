@@ -94,7 +94,7 @@ func (s *Opener) occupy(ctx context.Context, id sandbox.ID) error {
 // was paused in a way that lets it wake is resumed. seen is a mark from before
 // the record b was read: if the sandbox is paused, stopped or removed at the
 // same time, reach waits for that and decides again.
-func (s *Opener) reach(ctx context.Context, b store.Sandbox, seen inuse.Mark) (_ store.Sandbox, box *engine.Sandbox, err error) {
+func (s *Opener) reach(ctx context.Context, b store.Sandbox, seen inuse.Mark) (_ store.Sandbox, sb *engine.Sandbox, err error) {
 	for range maxChanges {
 		if between(b.State) || s.Records.Uses.SuspendedSince(b.ID, seen) {
 			seen = s.Records.Uses.Mark()
@@ -109,8 +109,8 @@ func (s *Opener) reach(ctx context.Context, b store.Sandbox, seen inuse.Mark) (_
 		if err != nil {
 			return b, nil, err
 		}
-		if box, err = s.Records.AttachSettled(ctx, &b); err != nil || box != nil && !s.Records.Uses.SuspendedSince(b.ID, seen) {
-			return b, box, err
+		if sb, err = s.Records.AttachSettled(ctx, &b); err != nil || sb != nil && !s.Records.Uses.SuspendedSince(b.ID, seen) {
+			return b, sb, err
 		}
 	}
 	return b, nil, &sandbox.Error{Code: sandbox.CodeConflict, Subject: b.Name, Message: "the state of the sandbox keeps changing", Hint: "try again"}

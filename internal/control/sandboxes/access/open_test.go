@@ -90,10 +90,10 @@ func TestReach(t *testing.T) {
 			var b store.Sandbox
 			b.ID, b.State, b.Rest, b.Node = "sb-1", tt.state, tt.rest, tt.node
 			b = coretest.Add(t, s.Core, coretest.Acme, b)
-			_, box, err := s.reach(coretest.As(t, coretest.Acme, key.Exec), b, s.Records.Uses.Mark())
+			_, sb, err := s.reach(coretest.As(t, coretest.Acme, key.Exec), b, s.Records.Uses.Mark())
 			coretest.WantCode(t, err, tt.code)
-			if (box != nil) != (tt.code == "") {
-				t.Errorf("the handle is %v, want one: %v", box, tt.code == "")
+			if (sb != nil) != (tt.code == "") {
+				t.Errorf("the handle is %v, want one: %v", sb, tt.code == "")
 			}
 			if resumer.resumed != tt.resumed {
 				t.Errorf("the sandbox was resumed %d times, want %d", resumer.resumed, tt.resumed)
@@ -122,10 +122,10 @@ func TestReachReadsAgain(t *testing.T) {
 		})
 	})
 	coretest.OK(t, err)
-	now, box, err := s.reach(coretest.As(t, coretest.Acme, key.Exec), b, seen)
+	now, sb, err := s.reach(coretest.As(t, coretest.Acme, key.Exec), b, seen)
 	coretest.OK(t, err)
-	if box == nil || now.State != sandbox.Running || resumer.resumed != 1 {
-		t.Errorf("the handle is %v, the sandbox %s and resumed %d times, want a handle, running and once", box, now.State, resumer.resumed)
+	if sb == nil || now.State != sandbox.Running || resumer.resumed != 1 {
+		t.Errorf("the handle is %v, the sandbox %s and resumed %d times, want a handle, running and once", sb, now.State, resumer.resumed)
 	}
 }
 

@@ -30,12 +30,12 @@ func (s *Reader) Sandboxes(ctx context.Context, f store.Filter, page store.Page)
 func list[T any](
 	ctx context.Context, s *Reader, f store.Filter, page store.Page,
 	read func(store.Sandboxes, context.Context, string, store.Filter, store.Page) ([]T, string, error),
-) (boxes []T, next string, err error) {
-	boxes, err = core.Read(ctx, s.Core, ops.SandboxList, "", func(tx *store.Tx, tenant string) (all []T, err error) {
+) (sandboxes []T, next string, err error) {
+	sandboxes, err = core.Read(ctx, s.Core, ops.SandboxList, "", func(tx *store.Tx, tenant string) (all []T, err error) {
 		all, next, err = read(tx.Sandboxes(), ctx, tenant, f, page)
 		return all, err
 	})
-	return boxes, next, err
+	return sandboxes, next, err
 }
 
 // Inspect returns a sandbox with the request that created it.
@@ -87,12 +87,12 @@ func (s *Reader) Usage(ctx context.Context, ref string) (_ sandbox.Usage, err er
 	if err != nil {
 		return sandbox.Usage{}, err
 	}
-	box, err := s.Records.AttachSettled(ctx, &b)
-	if err == nil && box == nil {
+	sb, err := s.Records.AttachSettled(ctx, &b)
+	if err == nil && sb == nil {
 		return s.Usage(ctx, ref) // its state has just changed
 	}
 	if err != nil {
 		return sandbox.Usage{}, err
 	}
-	return box.Guarded(s.Core.Act).Usage(ctx)
+	return sb.Guarded(s.Core.Act).Usage(ctx)
 }

@@ -135,16 +135,16 @@ func (s *Creator) createOnce(ctx context.Context, req plan.Request) (_ Made, err
 	case earlier != nil:
 		return s.replay(ctx, earlier[0])
 	}
-	box, image, err := s.make(ctx, be, &p, chosen, intent)
-	if err == nil && box.Spec.Main != nil {
-		if err = s.Mains.Start(ctx, &box, image); err != nil {
-			s.Core.Report(ctx, records.IgnoreGone(s.Remover.DestroyAs(guard.WithOwner(context.WithoutCancel(ctx), who.Tenant), string(box.ID), ops.SandboxDestroy, records.ReasonUnmade)))
+	sb, image, err := s.make(ctx, be, &p, chosen, intent)
+	if err == nil && sb.Spec.Main != nil {
+		if err = s.Mains.Start(ctx, &sb, image); err != nil {
+			s.Core.Report(ctx, records.IgnoreGone(s.Remover.DestroyAs(guard.WithOwner(context.WithoutCancel(ctx), who.Tenant), string(sb.ID), ops.SandboxDestroy, records.ReasonUnmade)))
 		}
 	}
-	if t := p.Template; err == nil && t != nil && t.Start != "" && (p.Origin == "" || box.Reason != "") {
-		err = s.Templates.StartCold(ctx, box.ID, t)
+	if t := p.Template; err == nil && t != nil && t.Start != "" && (p.Origin == "" || sb.Reason != "") {
+		err = s.Templates.StartCold(ctx, sb.ID, t)
 	}
-	return Made{Sandbox: box, Image: image}, err
+	return Made{Sandbox: sb, Image: image}, err
 }
 
 // draft finds the objects that a request names, and plans it as far as no provider is
@@ -210,15 +210,15 @@ func (s *Creator) affords(ctx context.Context, be *providers.Backend, p *plan.Pl
 }
 
 // replay returns the sandbox that an earlier request created.
-func (s *Creator) replay(ctx context.Context, box store.Sandbox) (Made, error) {
-	if err := s.Records.Inflight.Wait(ctx, box.ID); err != nil {
+func (s *Creator) replay(ctx context.Context, sb store.Sandbox) (Made, error) {
+	if err := s.Records.Inflight.Wait(ctx, sb.ID); err != nil {
 		return Made{}, err
 	}
-	box, err := s.Records.Record(ctx, box.Tenant, box.ID)
-	if err == nil && box.State == sandbox.Gone {
-		err = madeEarlier(&box)
+	sb, err := s.Records.Record(ctx, sb.Tenant, sb.ID)
+	if err == nil && sb.State == sandbox.Gone {
+		err = madeEarlier(&sb)
 	}
-	return Made{Sandbox: box, Replayed: true}, err
+	return Made{Sandbox: sb, Replayed: true}, err
 }
 
 // Isolation returns the weakest isolation that a sandbox of a tenant may have, by

@@ -135,8 +135,8 @@ func allThere(made []store.Sandbox, count int) error {
 
 // copied is a running copy, and why it lacks the saved processes, if it does.
 type copied struct {
-	box    *engine.Sandbox // nil: creation failed
-	reason string
+	sandbox *engine.Sandbox // nil: creation failed
+	reason  string
 }
 
 // makeForks writes a snapshot of the parent, unless it is on disk already, and
@@ -155,12 +155,12 @@ func (s *Creator) makeForks(ctx context.Context, be *providers.Backend, t *recor
 	g.SetLimit(max(2, runtime.GOMAXPROCS(0)))
 	for i := range copies {
 		g.Go(func() error {
-			box, how, err := s.bringUp(ctx, be, &copies[i], &ref)
-			made[i] = copied{box, records.ColdReason(how)}
+			sb, how, err := s.bringUp(ctx, be, &copies[i], &ref)
+			made[i] = copied{sb, records.ColdReason(how)}
 			if err != nil {
 				return err
 			}
-			return s.Workspaces.Load(ctx, box)
+			return s.Workspaces.Load(ctx, sb)
 		})
 	}
 	return made, g.Wait()
@@ -173,16 +173,16 @@ func (s *Creator) source(ctx context.Context, be *providers.Backend, t *records.
 		ref, err = s.Snapshots.Kept(ctx, be, &t.Sandbox)
 		return ref, func() {}, err
 	}
-	box, err := s.Records.Attach(ctx, &t.Sandbox)
+	sb, err := s.Records.Attach(ctx, &t.Sandbox)
 	if err != nil {
 		return ref, nil, err
 	}
-	if !engine.Can[driver.Snapshotter](box) {
+	if !engine.Can[driver.Snapshotter](sb) {
 		return ref, nil, records.Unsupported(&t.Sandbox, "this provider makes no snapshots", "")
 	}
 	id := snapshots.NewID()
 	landed := s.Snapshots.Begin(id)
-	snap, err := box.Snapshot(ctx, driver.SnapshotOptions{ID: id, Memory: be.HasMemory(ctx), Transient: true})
+	snap, err := sb.Snapshot(ctx, driver.SnapshotOptions{ID: id, Memory: be.HasMemory(ctx), Transient: true})
 	if err != nil {
 		landed()
 		return ref, nil, err
@@ -200,12 +200,12 @@ func (s *Creator) finalizeForks(ctx context.Context, t *records.Operation, copie
 	defer cancel()
 	if failed != nil {
 		for _, m := range made {
-			if m.box != nil {
-				s.Core.Report(ctx, m.box.Destroy(late))
+			if m.sandbox != nil {
+				s.Core.Report(ctx, m.sandbox.Destroy(late))
 			}
 		}
 	}
-	boxes := make([]store.Sandbox, len(copies))
+	sandboxes := make([]store.Sandbox, len(copies))
 	err := s.Core.Store.Update(late, func(tx *store.Tx) error {
 		for i, w := range copies {
 			b, err := tx.Sandboxes().Update(late, t.Sandbox.Tenant, w.Spec.ID, store.Expect{Observed: true}, func(b *store.Sandbox) {
@@ -216,7 +216,7 @@ func (s *Creator) finalizeForks(ctx context.Context, t *records.Operation, copie
 			if err != nil {
 				return err
 			}
-			boxes[i] = b
+			sandboxes[i] = b
 		}
 		return intent.EndTx(late, tx, audit.Outcome{Err: failed})
 	})
@@ -233,7 +233,7 @@ func (s *Creator) finalizeForks(ctx context.Context, t *records.Operation, copie
 		return nil, failed
 	}
 	for _, m := range made {
-		s.Ends.Refind(t.Sandbox.Tenant, m.box)
+		s.Ends.Refind(t.Sandbox.Tenant, m.sandbox)
 	}
-	return boxes, err
+	return sandboxes, err
 }

@@ -106,9 +106,9 @@ func madeEarlier(b *store.Sandbox) error {
 
 // make creates a recorded sandbox with the provider, and records the outcome.
 // chosen is why it is not the default provider, if it was not asked for.
-func (s *Creator) make(ctx context.Context, be *providers.Backend, p *plan.Plan, chosen string, intent *audit.Intent) (box store.Sandbox, image engine.ImageConfig, err error) {
+func (s *Creator) make(ctx context.Context, be *providers.Backend, p *plan.Plan, chosen string, intent *audit.Intent) (sb store.Sandbox, image engine.ImageConfig, err error) {
 	if err := s.Core.Fault("create.recorded"); err != nil {
-		return box, image, err
+		return sb, image, err
 	}
 	published, makeErr := s.Ports.Reserve(p.Tenant, p.Spec.ID, p.Spec.Name, p.Spec.Ports)
 	var made *engine.Sandbox
@@ -117,7 +117,7 @@ func (s *Creator) make(ctx context.Context, be *providers.Backend, p *plan.Plan,
 		made, how, makeErr = s.bringUp(ctx, be, p, nil)
 	}
 	if err := s.Core.Fault("create.empty"); err != nil {
-		return box, image, err
+		return sb, image, err
 	}
 	if makeErr == nil {
 		if err := s.Workspaces.Load(ctx, made); err != nil {
@@ -125,7 +125,7 @@ func (s *Creator) make(ctx context.Context, be *providers.Backend, p *plan.Plan,
 		}
 	}
 	if err := s.Core.Fault("create.made"); err != nil {
-		return box, image, err
+		return sb, image, err
 	}
 	// The caller may have gone; the outcome must be recorded anyway.
 	late, cancel := context.WithTimeout(context.WithoutCancel(ctx), records.FinalizeTimeout)
@@ -134,7 +134,7 @@ func (s *Creator) make(ctx context.Context, be *providers.Backend, p *plan.Plan,
 	if makeErr != nil {
 		state, reason = sandbox.Gone, records.ReasonUnmade
 	}
-	box, err = s.Records.Finalize(late, p.Tenant, p.Spec.ID, intent, audit.Outcome{Err: makeErr}, func(b *store.Sandbox) {
+	sb, err = s.Records.Finalize(late, p.Tenant, p.Spec.ID, intent, audit.Outcome{Err: makeErr}, func(b *store.Sandbox) {
 		b.State, b.Reason = state, reason
 		if makeErr == nil {
 			// Record the image actually used: its name may later refer to another one.
@@ -145,15 +145,15 @@ func (s *Creator) make(ctx context.Context, be *providers.Backend, p *plan.Plan,
 	case makeErr != nil:
 		s.Records.Discard(late, &store.Sandbox{Summary: store.Summary{Sandbox: sandbox.Sandbox{ID: p.Spec.ID}}})
 		s.Core.Report(ctx, errors.Join(err, s.Workspaces.DetachNow(ctx, p.Spec.ID, p.Spec.Name)))
-		return box, image, makeErr
+		return sb, image, makeErr
 	case err != nil:
 		// The sandbox is running, but its record says "creating". The next
 		// reconciliation fixes that.
-		return box, image, err
+		return sb, image, err
 	}
 	s.Ends.Follow(p.Tenant, made)
 	s.Records.LifetimeChanged.Send()
-	return box, made.Image(), s.Core.Fault("create.done")
+	return sb, made.Image(), s.Core.Fault("create.done")
 }
 
 // bringUp creates a recorded sandbox from its image or from its snapshot, which is

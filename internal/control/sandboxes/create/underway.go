@@ -103,11 +103,11 @@ func (s *Creator) abandon(ctx context.Context, req sandbox.CreateRequest) (Made,
 	if err := s.underway.abandon(ctx, asked{who.Tenant, req.IdempotencyKey}); err != nil {
 		return Made{}, err
 	}
-	box, err := store.Read(ctx, s.Core.Store, func(tx *store.Tx) (store.Sandbox, error) {
+	sb, err := store.Read(ctx, s.Core.Store, func(tx *store.Tx) (store.Sandbox, error) {
 		return tx.Sandboxes().Made(ctx, who.Tenant, req.IdempotencyKey)
 	})
 	if err != nil {
 		return Made{}, err
 	}
-	return s.replay(ctx, box)
+	return s.replay(ctx, sb)
 }

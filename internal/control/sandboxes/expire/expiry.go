@@ -31,7 +31,7 @@ type Pauser interface {
 	PauseLocked(ctx context.Context, t *records.Operation, toDisk, wakes bool) (store.Sandbox, error)
 	PutToSleep(ctx context.Context, t *records.Operation, wakes bool) error
 	StopLocked(ctx context.Context, t *records.Operation) (store.Sandbox, error)
-	Keeps(b *store.Sandbox, box *engine.Sandbox) bool
+	Keeps(b *store.Sandbox, sb *engine.Sandbox) bool
 	HasMemory(ctx context.Context, b *store.Sandbox) bool
 }
 

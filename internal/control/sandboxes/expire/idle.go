@@ -89,11 +89,11 @@ func (s *Expirer) touch(ctx context.Context, b *store.Sandbox, at time.Time) err
 
 // busy reports whether a command started through the API is still running.
 func (s *Expirer) busy(ctx context.Context, t *records.Operation) (bool, error) {
-	box, err := s.Records.Attach(ctx, &t.Sandbox)
+	sb, err := s.Records.Attach(ctx, &t.Sandbox)
 	if err != nil {
 		return false, err
 	}
-	all, err := box.Processes(ctx)
+	all, err := sb.Processes(ctx)
 	if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
 		return false, nil
 	}
@@ -108,11 +108,11 @@ func (s *Expirer) busy(ctx context.Context, t *records.Operation) (bool, error) 
 // goIdle applies the idle action, or the closest one that the provider
 // supports.
 func (s *Expirer) goIdle(ctx context.Context, t *records.Operation) error {
-	box, err := s.Records.Attach(ctx, &t.Sandbox)
+	sb, err := s.Records.Attach(ctx, &t.Sandbox)
 	if err != nil {
 		return err
 	}
-	action, disk := sandbox.IdleAction(t.Sandbox.Idle.Action), s.Pauser.Keeps(&t.Sandbox, box)
+	action, disk := sandbox.IdleAction(t.Sandbox.Idle.Action), s.Pauser.Keeps(&t.Sandbox, sb)
 	switch {
 	case action == sandbox.IdleDelete:
 		return s.Remover.Remove(ctx, &t.Sandbox, t.Action, records.ReasonIdle)
@@ -122,7 +122,7 @@ func (s *Expirer) goIdle(ctx context.Context, t *records.Operation) error {
 		_, err = s.Pauser.StopLocked(ctx, t)
 	case action == sandbox.IdleSleep && disk && s.Pauser.HasMemory(ctx, &t.Sandbox):
 		err = s.Pauser.PutToSleep(ctx, t, true)
-	case engine.Can[driver.Pauser](box):
+	case engine.Can[driver.Pauser](sb):
 		// Without memory in snapshots, pausing to disk would end its processes.
 		_, err = s.Pauser.PauseLocked(ctx, t, false, true)
 	default:

@@ -109,17 +109,17 @@ func (s *Pauser) HasMemory(ctx context.Context, b *store.Sandbox) bool {
 // Keeps reports whether the files of a sandbox can be kept when it ends. They
 // cannot for a sandbox that was created without a daemon, because its
 // configuration is unknown.
-func (s *Pauser) Keeps(b *store.Sandbox, box *engine.Sandbox) bool {
-	return b.Spec.ID != "" && engine.Can[driver.Snapshotter](box)
+func (s *Pauser) Keeps(b *store.Sandbox, sb *engine.Sandbox) bool {
+	return b.Spec.ID != "" && engine.Can[driver.Snapshotter](sb)
 }
 
 // freeze pauses a sandbox in memory.
 func (s *Pauser) freeze(ctx context.Context, t *records.Operation, wakes bool) (store.Sandbox, error) {
-	box, err := s.Records.Attach(ctx, &t.Sandbox)
+	sb, err := s.Records.Attach(ctx, &t.Sandbox)
 	if err != nil {
 		return t.Sandbox, err
 	}
-	if !engine.Can[driver.Pauser](box) {
+	if !engine.Can[driver.Pauser](sb) {
 		return t.Sandbox, records.Unsupported(&t.Sandbox, "this provider cannot pause in memory", "pause to disk instead, with: atoll pause --to-disk "+t.Sandbox.Name)
 	}
 	s.Flush(ctx, t.Sandbox.ID)
@@ -136,9 +136,9 @@ func (s *Pauser) freeze(ctx context.Context, t *records.Operation, wakes bool) (
 	if err := s.Core.Fault("pause.recorded"); err != nil {
 		return t.Sandbox, err
 	}
-	stopped := s.stopClock(ctx, box, &t.Sandbox)
-	if err = box.Pause(ctx); err != nil && stopped && t.Sandbox.Spec.Lifetime.HardTimeout() > 0 {
-		s.Core.Report(ctx, box.SetDeadline(context.WithoutCancel(ctx), t.Sandbox.Expires))
+	stopped := s.stopClock(ctx, sb, &t.Sandbox)
+	if err = sb.Pause(ctx); err != nil && stopped && t.Sandbox.Spec.Lifetime.HardTimeout() > 0 {
+		s.Core.Report(ctx, sb.SetDeadline(context.WithoutCancel(ctx), t.Sandbox.Expires))
 	}
 	if err := s.Core.Fault("pause.done"); err != nil {
 		return t.Sandbox, err
@@ -156,16 +156,16 @@ func (s *Pauser) Flush(ctx context.Context, id sandbox.ID) { s.Recordings.Flush(
 
 // stopClock stops the provider's lifetime of a sandbox that is about to be
 // paused, and reports whether it did. Some providers cannot.
-func (s *Pauser) stopClock(ctx context.Context, box *engine.Sandbox, b *store.Sandbox) bool {
+func (s *Pauser) stopClock(ctx context.Context, sb *engine.Sandbox, b *store.Sandbox) bool {
 	switch {
 	case b.Expires.IsZero():
 		return false
 	case b.Spec.Lifetime.HardTimeout() == 0:
 		return true // the daemon enforces the lifetime
-	case !engine.Can[driver.DeadlineSetter](box):
+	case !engine.Can[driver.DeadlineSetter](sb):
 		return false
 	}
-	return box.SetDeadline(ctx, time.Time{}) == nil
+	return sb.SetDeadline(ctx, time.Time{}) == nil
 }
 
 // away describes how a sandbox is put to disk.
@@ -180,11 +180,11 @@ const reasonFilesOnly = "only its files are kept, because its provider keeps no 
 // putAway writes a snapshot of a sandbox and ends it. The provider ends it when
 // the snapshot is complete.
 func (s *Pauser) putAway(ctx context.Context, t *records.Operation, how away) (store.Sandbox, error) {
-	box, err := s.Records.Attach(ctx, &t.Sandbox)
+	sb, err := s.Records.Attach(ctx, &t.Sandbox)
 	if err != nil {
 		return t.Sandbox, err
 	}
-	if !s.Keeps(&t.Sandbox, box) {
+	if !s.Keeps(&t.Sandbox, sb) {
 		return t.Sandbox, snapshots.CannotKeep(&t.Sandbox)
 	}
 	s.Flush(ctx, t.Sandbox.ID)
@@ -205,7 +205,7 @@ func (s *Pauser) putAway(ctx context.Context, t *records.Operation, how away) (s
 	if err := s.Core.Fault(how.step + ".recorded"); err != nil {
 		return t.Sandbox, err
 	}
-	snap, err := s.writeDown(ctx, t, box, driver.SnapshotOptions{ID: id, Memory: how.memory, Stop: true})
+	snap, err := s.writeDown(ctx, t, sb, driver.SnapshotOptions{ID: id, Memory: how.memory, Stop: true})
 	if err != nil {
 		return s.undoAway(ctx, t, intent, id, err)
 	}
@@ -227,21 +227,21 @@ func (s *Pauser) putAway(ctx context.Context, t *records.Operation, how away) (s
 
 // writeDown writes a snapshot of a sandbox. A sandbox that is paused in memory
 // is resumed for that.
-func (s *Pauser) writeDown(ctx context.Context, t *records.Operation, box *engine.Sandbox, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
+func (s *Pauser) writeDown(ctx context.Context, t *records.Operation, sb *engine.Sandbox, opts driver.SnapshotOptions) (snap driver.Snapshot, err error) {
 	if t.Sandbox.State == sandbox.Paused {
-		if err := box.Resume(ctx); err != nil {
+		if err := sb.Resume(ctx); err != nil {
 			return snap, err
 		}
 	}
-	return box.Snapshot(ctx, opts)
+	return sb.Snapshot(ctx, opts)
 }
 
 // undoAway records that a sandbox could not be put to disk and is running or
 // paused as before.
 func (s *Pauser) undoAway(ctx context.Context, t *records.Operation, intent *audit.Intent, id string, failed error) (store.Sandbox, error) {
 	if t.Sandbox.State == sandbox.Paused {
-		if box, err := s.Records.Attach(ctx, &t.Sandbox); err == nil {
-			s.Core.Report(ctx, box.Pause(context.WithoutCancel(ctx)))
+		if sb, err := s.Records.Attach(ctx, &t.Sandbox); err == nil {
+			s.Core.Report(ctx, sb.Pause(context.WithoutCancel(ctx)))
 		}
 	}
 	b, err := s.Records.Leave(ctx, t, intent, failed, nil, nil)

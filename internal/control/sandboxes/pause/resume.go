@@ -84,7 +84,7 @@ func (s *Pauser) Start(ctx context.Context, ref string) (_ store.Sandbox, err er
 
 // thaw resumes a sandbox from memory.
 func (s *Pauser) thaw(ctx context.Context, t *records.Operation) (store.Sandbox, error) {
-	box, err := s.Records.Attach(ctx, &t.Sandbox)
+	sb, err := s.Records.Attach(ctx, &t.Sandbox)
 	if err != nil {
 		return t.Sandbox, err
 	}
@@ -96,10 +96,10 @@ func (s *Pauser) thaw(ctx context.Context, t *records.Operation) (store.Sandbox,
 		return t.Sandbox, err
 	}
 	if left := t.Sandbox.Rest.Left; left > 0 && t.Sandbox.Spec.Lifetime.HardTimeout() > 0 {
-		err = box.SetDeadline(ctx, s.Core.Store.Now().Add(left))
+		err = sb.SetDeadline(ctx, s.Core.Store.Now().Add(left))
 	}
 	if err == nil {
-		err = box.Resume(ctx)
+		err = sb.Resume(ctx)
 	}
 	if err := s.Core.Fault("resume.done"); err != nil {
 		return t.Sandbox, err
@@ -153,7 +153,7 @@ func (s *Pauser) bring(ctx context.Context, t *records.Operation, step string, f
 	if err := s.Core.Fault(step + ".recorded"); err != nil {
 		return t.Sandbox, err
 	}
-	box, how, err := be.Engine.Restore(ctx, p, ref)
+	sb, how, err := be.Engine.Restore(ctx, p, ref)
 	if err := s.Core.Fault(step + ".made"); err != nil {
 		return t.Sandbox, err
 	}
@@ -166,12 +166,12 @@ func (s *Pauser) bring(ctx context.Context, t *records.Operation, step string, f
 	if err != nil {
 		return b, err
 	}
-	s.Ends.FollowAnew(b.Tenant, box)
+	s.Ends.FollowAnew(b.Tenant, sb)
 	s.Snapshots.Drop(ctx, b.Provider, id)
 	switch {
 	case b.Spec.Main == nil:
 	case how.Memory:
-		s.Core.Go(func() { s.Exec.WatchBackground(b.Tenant, box) })
+		s.Core.Go(func() { s.Exec.WatchBackground(b.Tenant, sb) })
 	default:
 		err = s.Mains.Start(ctx, &b, engine.ImageConfig{})
 	}

@@ -48,15 +48,15 @@ func (s *Pauser) calmDown(ctx context.Context, ref string, grace time.Duration) 
 	if err != nil || b.State != sandbox.Running {
 		return done, err
 	}
-	box, err := s.Records.AttachSettled(ctx, &b)
-	if err != nil || box == nil {
+	sb, err := s.Records.AttachSettled(ctx, &b)
+	if err != nil || sb == nil {
 		return done, records.IgnoreGone(err)
 	}
-	if !s.Keeps(&b, box) {
+	if !s.Keeps(&b, sb) {
 		return done, s.cannotStop(&b)
 	}
 	done = s.Mains.Hold(b.ID)
-	box.Calm(ctx, grace)
+	sb.Calm(ctx, grace)
 	return done, nil
 }
 
@@ -78,11 +78,11 @@ func (s *Pauser) stopUnusable(ctx context.Context, ref string, why error) (store
 
 // StopLocked stops a sandbox that the caller has locked, if its files can be kept.
 func (s *Pauser) StopLocked(ctx context.Context, t *records.Operation) (store.Sandbox, error) {
-	box, err := s.Records.Attach(ctx, &t.Sandbox)
+	sb, err := s.Records.Attach(ctx, &t.Sandbox)
 	if err != nil {
 		return t.Sandbox, err
 	}
-	if s.Keeps(&t.Sandbox, box) {
+	if s.Keeps(&t.Sandbox, sb) {
 		return s.putAway(ctx, t, away{step: records.StepStop, to: records.Resting{State: sandbox.Stopped}})
 	}
 	return t.Sandbox, s.cannotStop(&t.Sandbox)

@@ -164,16 +164,16 @@ func (s *Reconciler) reconcile(ctx context.Context, be *providers.Backend, b sto
 	case there && f.State != sandbox.Running && f.State != sandbox.Paused:
 		return s.reconcileEnded(ctx, &b, f)
 	}
-	box, err := be.Engine.Attach(ctx, b.ID, b.Name)
+	sb, err := be.Engine.Attach(ctx, b.ID, b.Name)
 	switch code := sandbox.CodeOf(err); {
 	case err == nil:
 		if len(b.Spec.Workspaces) > 0 {
-			if err := s.Workspaces.Load(ctx, box); err != nil { // the daemon that created it ended before that
+			if err := s.Workspaces.Load(ctx, sb); err != nil { // the daemon that created it ended before that
 				s.Records.Recheck.Again()
 				return err
 			}
 		}
-		s.Ends.Refind(b.Tenant, box)
+		s.Ends.Refind(b.Tenant, sb)
 		if _, ok := driver.As[driver.StateTeller](be.Driver); ok && there && records.Resident(&b) {
 			if stale {
 				return s.Records.Mirror(ctx, &b)
@@ -292,8 +292,8 @@ func (s *Reconciler) adopt(ctx context.Context, be *providers.Backend, f driver.
 	if err != nil {
 		return err
 	}
-	if box, err := be.Engine.Attach(ctx, f.ID, b.Name); err == nil && f.State == sandbox.Running {
-		s.Ends.Refind(tenant, box)
+	if sb, err := be.Engine.Attach(ctx, f.ID, b.Name); err == nil && f.State == sandbox.Running {
+		s.Ends.Refind(tenant, sb)
 	}
 	fact := audit.Action{Tenant: tenant, Op: ops.SandboxAdopt, Sandbox: f.ID, Name: b.Name, Subject: b.Name}
 	return s.Core.Audit.Fact(ctx, fact, eventlog.Found, nil)
@@ -316,7 +316,7 @@ func (s *Reconciler) Watch(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-s.Records.Recheck.Hurry():
+		case <-s.Records.Recheck.Urgent():
 		case <-time.After(period):
 			if err := s.Reconcile(ctx); err != nil && ctx.Err() == nil {
 				s.Core.Report(ctx, err)

@@ -80,11 +80,11 @@ func (s *Reconciler) correct(ctx context.Context, b *store.Sandbox, t eventlog.T
 
 // goOn makes a sandbox that still exists run, and drops the unfinished change.
 func (s *Reconciler) goOn(ctx context.Context, b *store.Sandbox) error {
-	box, err := s.Providers.Attach(ctx, b)
+	sb, err := s.Providers.Attach(ctx, b)
 	if err != nil {
 		return err
 	}
-	if err := box.Resume(ctx); err != nil && sandbox.CodeOf(err) != sandbox.CodeUnsupported {
+	if err := sb.Resume(ctx); err != nil && sandbox.CodeOf(err) != sandbox.CodeUnsupported {
 		return err
 	}
 	if b.Spec.Lifetime.HardTimeout() > 0 && (!b.Expires.IsZero() || b.Rest.Left > 0) {
@@ -92,12 +92,12 @@ func (s *Reconciler) goOn(ctx context.Context, b *store.Sandbox) error {
 		if b.Rest.Left > 0 {
 			at = s.Core.Store.Now().Add(b.Rest.Left)
 		}
-		if err := box.SetDeadline(ctx, at); err != nil && sandbox.CodeOf(err) != sandbox.CodeUnsupported {
+		if err := sb.SetDeadline(ctx, at); err != nil && sandbox.CodeOf(err) != sandbox.CodeUnsupported {
 			return err
 		}
 	}
 	if b.Rest.Step == records.StepUpdate {
-		if err := box.Resize(ctx, b.Resources); err != nil && sandbox.CodeOf(err) != sandbox.CodeUnsupported {
+		if err := sb.Resize(ctx, b.Resources); err != nil && sandbox.CodeOf(err) != sandbox.CodeUnsupported {
 			return err
 		}
 	}
@@ -108,7 +108,7 @@ func (s *Reconciler) goOn(ctx context.Context, b *store.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	s.Ends.Refind(b.Tenant, box)
+	s.Ends.Refind(b.Tenant, sb)
 	s.Snapshots.Drop(ctx, b.Provider, kept)
 	return nil
 }
@@ -158,8 +158,8 @@ func (s *Reconciler) finishBring(ctx context.Context, b *store.Sandbox) error {
 	if err != nil {
 		return err
 	}
-	if box, err := s.Providers.Attach(ctx, b); err == nil {
-		s.Ends.Refind(b.Tenant, box)
+	if sb, err := s.Providers.Attach(ctx, b); err == nil {
+		s.Ends.Refind(b.Tenant, sb)
 	}
 	s.Snapshots.Drop(ctx, b.Provider, id)
 	return nil

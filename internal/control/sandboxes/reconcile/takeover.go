@@ -51,7 +51,7 @@ func (s *Reconciler) TakeOver(ctx context.Context, tenant, binding string, spec 
 	if err := claim(ctx, be, &spec); err != nil {
 		return out, err
 	}
-	box, err := be.Engine.Attach(ctx, spec.ID, spec.Name)
+	sb, err := be.Engine.Attach(ctx, spec.ID, spec.Name)
 	if err != nil {
 		return out, err
 	}
@@ -72,7 +72,7 @@ func (s *Reconciler) TakeOver(ctx context.Context, tenant, binding string, spec 
 	if err != nil {
 		return out, err
 	}
-	s.Ends.Refind(tenant, box)
+	s.Ends.Refind(tenant, sb)
 	return out, s.Core.Audit.Fact(ctx, audit.Action{Tenant: tenant, Op: ops.SandboxAdopt, Sandbox: b.ID, Name: b.Name, Subject: b.Name}, eventlog.Found, nil)
 }
 
@@ -91,7 +91,7 @@ func (s *Reconciler) takeBack(ctx context.Context, be *providers.Backend, b stor
 	if err := claim(ctx, be, spec); err != nil {
 		return b, err
 	}
-	box, err := be.Engine.Attach(ctx, b.ID, b.Name)
+	sb, err := be.Engine.Attach(ctx, b.ID, b.Name)
 	if err != nil {
 		return b, err
 	}
@@ -101,6 +101,6 @@ func (s *Reconciler) takeBack(ctx context.Context, be *providers.Backend, b stor
 	if err := s.Records.Observe(ctx, &b, records.Found{State: sandbox.Running, Reason: takenOver}); err != nil {
 		return b, err
 	}
-	s.Ends.Refind(b.Tenant, box)
+	s.Ends.Refind(b.Tenant, sb)
 	return s.Records.Record(ctx, b.Tenant, b.ID)
 }

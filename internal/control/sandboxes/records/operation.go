@@ -64,8 +64,8 @@ func (s *Records) LockID(ctx context.Context, tenant string, id sandbox.ID, a au
 }
 
 // View returns the parts of a record that package lifecycle uses.
-func View(b *store.Sandbox) lifecycle.Box {
-	return lifecycle.Box{
+func View(b *store.Sandbox) lifecycle.Sandbox {
+	return lifecycle.Sandbox{
 		Name: b.Name, State: b.State, Reason: b.Reason, Pause: b.Rest.Pause, Kept: b.Rest.Kept != "", Wakes: b.Rest.Wakes,
 	}
 }
@@ -121,11 +121,11 @@ const FinalizeTimeout = 10 * time.Second
 
 // Finalize records the outcome of an action together with its change. also, if not
 // nil, may add to the transaction if the action succeeded.
-func (s *Records) Finalize(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox), also func(*store.Tx) error) (box store.Sandbox, err error) {
+func (s *Records) Finalize(ctx context.Context, tenant string, id sandbox.ID, intent *audit.Intent, out audit.Outcome, change func(*store.Sandbox), also func(*store.Tx) error) (sb store.Sandbox, err error) {
 	ctx = store.WithReserve(ctx)
 	err = s.Core.Store.Update(ctx, func(tx *store.Tx) error {
 		var err error
-		box, err = tx.Sandboxes().Update(ctx, tenant, id, store.Expect{Observed: true, Node: s.Core.Node}, change)
+		sb, err = tx.Sandboxes().Update(ctx, tenant, id, store.Expect{Observed: true, Node: s.Core.Node}, change)
 		if err != nil {
 			return err
 		}
@@ -139,10 +139,10 @@ func (s *Records) Finalize(ctx context.Context, tenant string, id sandbox.ID, in
 	if err != nil {
 		s.Core.Report(ctx, intent.End(out))
 		s.Recheck.Soon()
-		return box, err
+		return sb, err
 	}
-	s.Ports.Sync(&box)
-	return box, nil
+	s.Ports.Sync(&sb)
+	return sb, nil
 }
 
 // LockForSnapshot authorises a snapshot of a sandbox, and waits for other

@@ -75,7 +75,7 @@ type Ports interface {
 
 // New returns Records without the other services.
 func New(c *core.Core) *Records {
-	return &Records{Core: c, Recheck: Recheck{hurry: NewSignal()}, LifetimeChanged: NewSignal()}
+	return &Records{Core: c, Recheck: Recheck{urgent: NewSignal()}, LifetimeChanged: NewSignal()}
 }
 
 // Record reads a sandbox of a tenant by its id.
@@ -130,11 +130,11 @@ func (s *Records) Attach(ctx context.Context, b *store.Sandbox) (*engine.Sandbox
 	if err := s.Here(ctx, b); err != nil {
 		return nil, err
 	}
-	box, err := s.Providers.Attach(ctx, b)
+	sb, err := s.Providers.Attach(ctx, b)
 	if sandbox.CodeOf(err) == sandbox.CodeGone {
 		s.Core.Report(ctx, s.Observe(ctx, b, Found{State: sandbox.Gone, Reason: "it is not there any more"}))
 	}
-	return box, err
+	return sb, err
 }
 
 // AttachSettled is Attach for callers that do not hold the lock of the sandbox. If
@@ -146,9 +146,9 @@ func (s *Records) AttachSettled(ctx context.Context, b *store.Sandbox) (*engine.
 	if err := s.Here(ctx, b); err != nil {
 		return nil, err
 	}
-	box, err := s.Providers.Attach(ctx, b)
+	sb, err := s.Providers.Attach(ctx, b)
 	if sandbox.CodeOf(err) != sandbox.CodeGone {
-		return box, err
+		return sb, err
 	}
 	now, err := s.Quiet(ctx, b)
 	if err != nil {
@@ -189,11 +189,11 @@ func (s *Records) Running(ctx context.Context, id sandbox.ID) (*engine.Sandbox, 
 	case b.State != sandbox.Running && b.State != sandbox.Lost:
 		return nil, nil
 	}
-	box, err := s.Providers.Attach(ctx, &b)
+	sb, err := s.Providers.Attach(ctx, &b)
 	if sandbox.CodeOf(err) == sandbox.CodeGone {
 		return nil, nil
 	}
-	return box, err
+	return sb, err
 }
 
 // HasGateway reports whether the gateway enforces the network rules of a
@@ -225,8 +225,8 @@ func (s *Records) Intact(ctx context.Context, tenant string, id sandbox.ID) erro
 // Creating reports whether this process is creating a sandbox.
 func (s *Records) Creating(id sandbox.ID) bool { return s.Inflight.Has(id) }
 
-// Unsettled makes the next reconciliation start soon.
-func (s *Records) Unsettled() { s.Recheck.Again() }
+// RecheckSoon makes the next reconciliation start soon.
+func (s *Records) RecheckSoon() { s.Recheck.Again() }
 
 // Quiet returns the record of a sandbox once no operation is in progress.
 func (s *Records) Quiet(ctx context.Context, b *store.Sandbox) (store.Sandbox, error) {
@@ -241,9 +241,9 @@ func (s *Records) Quiet(ctx context.Context, b *store.Sandbox) (store.Sandbox, e
 // End destroys a sandbox with its provider, unless another installation has
 // taken it over.
 func (s *Records) End(ctx context.Context, b *store.Sandbox) error {
-	box, err := s.Providers.Attach(ctx, b)
+	sb, err := s.Providers.Attach(ctx, b)
 	if err == nil {
-		err = box.Destroy(ctx)
+		err = sb.Destroy(ctx)
 	}
 	if sandbox.CodeOf(err) == sandbox.CodeGone || errors.Is(err, driver.ErrElsewhere) {
 		return nil

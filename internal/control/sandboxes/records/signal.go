@@ -20,7 +20,7 @@ func (s Signal) Send() {
 // reconciliation comes soon.
 type Recheck struct {
 	wanted atomic.Bool
-	hurry  Signal
+	urgent Signal
 }
 
 // Again lets the next wait for a reconciliation be short.
@@ -30,7 +30,7 @@ func (r *Recheck) Again() { r.wanted.Store(true) }
 // recorded.
 func (r *Recheck) Soon() {
 	r.wanted.Store(true)
-	r.hurry.Send()
+	r.urgent.Send()
 }
 
 // Begin is called when a reconciliation begins.
@@ -39,5 +39,5 @@ func (r *Recheck) Begin() { r.wanted.Store(false) }
 // Wanted reports whether Again or Soon was called since Begin.
 func (r *Recheck) Wanted() bool { return r.wanted.Load() }
 
-// Hurry receives after Soon.
-func (r *Recheck) Hurry() Signal { return r.hurry }
+// Urgent receives after Soon.
+func (r *Recheck) Urgent() Signal { return r.urgent }

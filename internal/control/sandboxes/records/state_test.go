@@ -116,7 +116,7 @@ func TestRecheck(t *testing.T) {
 	r := records.New(coretest.Open(t))
 	hurried := func() bool {
 		select {
-		case <-r.Recheck.Hurry():
+		case <-r.Recheck.Urgent():
 			return true
 		default:
 			return false

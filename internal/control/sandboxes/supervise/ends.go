@@ -26,7 +26,7 @@ type Ends struct {
 
 // Background watches the background commands of a sandbox.
 type Background interface {
-	WatchBackground(tenant string, box *engine.Sandbox)
+	WatchBackground(tenant string, sb *engine.Sandbox)
 }
 
 // Wait waits until a sandbox has ended, and returns the reason.
@@ -61,17 +61,17 @@ func (s *Ends) waitEnd(ctx context.Context, b store.Sandbox) (exit sandbox.Exit,
 	for {
 		if b.Rest.Kept == "" {
 			life, _ := s.watched.Load(b.ID)
-			box, err := s.Records.AttachSettled(ctx, &b)
+			sb, err := s.Records.AttachSettled(ctx, &b)
 			if err != nil {
 				return exit, err
 			}
-			if box == nil { // an operation has ended it, or put it to disk
+			if sb == nil { // an operation has ended it, or put it to disk
 				if exit, over := exitOf(&b); over {
 					return exit, nil
 				}
 				continue
 			}
-			if exit, err = box.Wait(ctx); err != nil {
+			if exit, err = sb.Wait(ctx); err != nil {
 				return exit, err
 			}
 			if b, err = s.Records.Quiet(ctx, &b); err != nil {
@@ -115,36 +115,36 @@ func exitOf(b *store.Sandbox) (exit sandbox.Exit, over bool) {
 const waitPoll = time.Second
 
 // watcher is a goroutine that waits until a sandbox ends or is put to disk.
-type watcher struct{ box *engine.Sandbox }
+type watcher struct{ sandbox *engine.Sandbox }
 
 // Refind follows a sandbox that this daemon did not create, or had lost.
-func (s *Ends) Refind(tenant string, box *engine.Sandbox) {
-	if _, known := s.watched.Load(box.ID()); !known {
-		s.Core.Go(func() { s.Exec.WatchBackground(tenant, box) })
+func (s *Ends) Refind(tenant string, sb *engine.Sandbox) {
+	if _, known := s.watched.Load(sb.ID()); !known {
+		s.Core.Go(func() { s.Exec.WatchBackground(tenant, sb) })
 	}
-	s.Follow(tenant, box)
+	s.Follow(tenant, sb)
 }
 
 // Follow waits for the end of a sandbox in the background, and records it.
-func (s *Ends) Follow(tenant string, box *engine.Sandbox) {
-	w := &watcher{box}
-	if _, twice := s.watched.LoadOrStore(box.ID(), w); !twice {
+func (s *Ends) Follow(tenant string, sb *engine.Sandbox) {
+	w := &watcher{sb}
+	if _, twice := s.watched.LoadOrStore(sb.ID(), w); !twice {
 		s.await(tenant, w)
 	}
 }
 
 // FollowAnew is follow for a sandbox that runs again. It replaces the watcher
 // of its former run.
-func (s *Ends) FollowAnew(tenant string, box *engine.Sandbox) {
-	w := &watcher{box}
-	s.watched.Store(box.ID(), w)
+func (s *Ends) FollowAnew(tenant string, sb *engine.Sandbox) {
+	w := &watcher{sb}
+	s.watched.Store(sb.ID(), w)
 	s.await(tenant, w)
 }
 
 func (s *Ends) await(tenant string, w *watcher) {
 	s.Core.Go(func() {
-		defer s.watched.CompareAndDelete(w.box.ID(), w)
-		exit, err := w.box.Wait(s.Core.Life)
+		defer s.watched.CompareAndDelete(w.sandbox.ID(), w)
+		exit, err := w.sandbox.Wait(s.Core.Life)
 		if err != nil {
 			return // the daemon is stopping, or the sandbox is lost; Reconcile finds out which
 		}
@@ -155,7 +155,7 @@ func (s *Ends) await(tenant string, w *watcher) {
 // ended records that a sandbox ended without a request. An expired one is
 // removed; others are kept so that the owner can see the reason.
 func (s *Ends) ended(tenant string, w *watcher, exit sandbox.Exit) error {
-	id := w.box.ID()
+	id := w.sandbox.ID()
 	ctx, cancel := context.WithTimeout(s.Core.Life, records.FinalizeTimeout)
 	defer cancel()
 	release, err := s.Records.Locks.Take(ctx, id)

@@ -47,7 +47,7 @@ const reasonMainEnded = "its main command ended"
 
 // mainProcess is a main command that was started.
 type mainProcess struct {
-	box     sandbox.ID
+	sandbox sandbox.ID
 	process string
 }
 
@@ -76,10 +76,10 @@ func (s *Mains) Start(ctx context.Context, b *store.Sandbox, image engine.ImageC
 }
 
 // execMain starts a main command and returns its id.
-func (s *Mains) execMain(ctx context.Context, box sandbox.ID, args []string, m *sandbox.MainCommand) (string, error) {
+func (s *Mains) execMain(ctx context.Context, sb sandbox.ID, args []string, m *sandbox.MainCommand) (string, error) {
 	ctx, done := context.WithCancel(ctx)
 	defer done()
-	h, err := s.Exec.Open(ctx, string(box))
+	h, err := s.Exec.Open(ctx, string(sb))
 	if err != nil {
 		return "", err
 	}
@@ -127,11 +127,11 @@ func (s *Mains) checkMain(tenant string, id sandbox.ID, process string) {
 	if s.Records.Here(s.Core.Life, &b) != nil {
 		return
 	}
-	box, err := s.Records.Providers.Attach(s.Core.Life, &b) // that it is gone is recorded elsewhere: the caller may have its lock
+	sb, err := s.Records.Providers.Attach(s.Core.Life, &b) // that it is gone is recorded elsewhere: the caller may have its lock
 	if err != nil {
 		return
 	}
-	all, err := box.Processes(s.Core.Life)
+	all, err := sb.Processes(s.Core.Life)
 	if err != nil {
 		return
 	}

@@ -55,9 +55,9 @@ func TestEnded(t *testing.T) {
 			var b store.Sandbox
 			b.ID = "sb-1"
 			b = r.Add(t, b)
-			box, err := r.Records.Attach(t.Context(), &b)
+			sb, err := r.Records.Attach(t.Context(), &b)
 			coretest.OK(t, err)
-			r.Ends.Follow(coretest.Acme, box)
+			r.Ends.Follow(coretest.Acme, sb)
 			now := until(t, r, string(tt.state), func(b *store.Sandbox) bool { return b.State == tt.state })
 			if now.Reason != tt.reason || now.Exit == nil || now.Exit.Code != 3 {
 				t.Errorf("it ended because %q with %+v, want %q and the code 3", now.Reason, now.Exit, tt.reason)

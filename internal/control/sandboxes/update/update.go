@@ -93,13 +93,13 @@ func (s *Updater) update(ctx context.Context, t *records.Operation, c *sandbox.C
 	changed, told := c.Resources, *c
 	told.Resources = held(changed, loose)
 	c = &told
-	var box *engine.Sandbox
+	var sb *engine.Sandbox
 	if live && (c.Resources != sandbox.Resources{} || c.Lifetime.Timeout != nil || c.Lifetime.TimeoutAction != nil) {
 		var err error
-		if box, err = s.Records.Attach(ctx, &t.Sandbox); err != nil {
+		if sb, err = s.Records.Attach(ctx, &t.Sandbox); err != nil {
 			return t.Sandbox, err
 		}
-		if err := s.canChange(t, box, c); err != nil {
+		if err := s.canChange(t, sb, c); err != nil {
 			return t.Sandbox, err
 		}
 	}
@@ -107,7 +107,7 @@ func (s *Updater) update(ctx context.Context, t *records.Operation, c *sandbox.C
 	intent, err := s.Records.Enter(ctx, t, func(b *store.Sandbox) {
 		s.apply(b, c, now)
 		setLoose(b, changed, loose)
-		if box != nil {
+		if sb != nil {
 			b.Rest.Step = records.StepUpdate // the provider's limits are unknown until the update is complete
 		}
 	}, nil)
@@ -117,8 +117,8 @@ func (s *Updater) update(ctx context.Context, t *records.Operation, c *sandbox.C
 	if err := s.Core.Fault("update.recorded"); err != nil {
 		return t.Sandbox, err
 	}
-	if box != nil {
-		err = s.tell(ctx, t, box, c, &before, now)
+	if sb != nil {
+		err = s.tell(ctx, t, sb, c, &before, now)
 	}
 	if err := s.Core.Fault("update.done"); err != nil {
 		return t.Sandbox, err
@@ -182,15 +182,15 @@ func setLoose(b *store.Sandbox, changed sandbox.Resources, loose map[string]sand
 
 // canChange returns an error if the provider does not support a change to a
 // running sandbox.
-func (s *Updater) canChange(t *records.Operation, box *engine.Sandbox, c *sandbox.Change) error {
-	if c.Resources != (sandbox.Resources{}) && !engine.Can[driver.Resizer](box) {
+func (s *Updater) canChange(t *records.Operation, sb *engine.Sandbox, c *sandbox.Change) error {
+	if c.Resources != (sandbox.Resources{}) && !engine.Can[driver.Resizer](sb) {
 		return records.Unsupported(&t.Sandbox, "this provider cannot change the limits of a running sandbox", "stop it, change it, and start it again")
 	}
 	// The daemon can enforce a shorter lifetime; only the provider can extend one.
 	was := t.Sandbox.Spec.Lifetime
 	longer := was.HardTimeout() > 0 && !t.Sandbox.Expires.IsZero() && (c.Lifetime.Apply(was).HardTimeout() == 0 ||
 		c.Lifetime.Timeout != nil && s.Core.Store.Now().Add(*c.Lifetime.Timeout).After(t.Sandbox.Expires))
-	if longer && !engine.Can[driver.DeadlineSetter](box) {
+	if longer && !engine.Can[driver.DeadlineSetter](sb) {
 		return records.Unsupported(&t.Sandbox, "this provider cannot extend the lifetime of a running sandbox", "")
 	}
 	return nil
@@ -215,13 +215,13 @@ func (s *Updater) apply(b *store.Sandbox, c *sandbox.Change, now time.Time) {
 
 // tell applies a change to a running sandbox. If the second part fails, the
 // first is undone.
-func (s *Updater) tell(ctx context.Context, t *records.Operation, box *engine.Sandbox, c *sandbox.Change, before *store.Sandbox, now time.Time) error {
+func (s *Updater) tell(ctx context.Context, t *records.Operation, sb *engine.Sandbox, c *sandbox.Change, before *store.Sandbox, now time.Time) error {
 	if c.Resources != (sandbox.Resources{}) {
-		if err := box.Resize(ctx, c.Resources); err != nil {
+		if err := sb.Resize(ctx, c.Resources); err != nil {
 			return err
 		}
 	}
-	if c.Lifetime.Timeout == nil && c.Lifetime.TimeoutAction == nil || !engine.Can[driver.DeadlineSetter](box) || t.Sandbox.Rest.Pause != "" {
+	if c.Lifetime.Timeout == nil && c.Lifetime.TimeoutAction == nil || !engine.Can[driver.DeadlineSetter](sb) || t.Sandbox.Rest.Pause != "" {
 		return nil
 	}
 	at := time.Time{}
@@ -231,9 +231,9 @@ func (s *Updater) tell(ctx context.Context, t *records.Operation, box *engine.Sa
 	case hard > 0:
 		at = before.Expires
 	}
-	err := box.SetDeadline(ctx, at)
+	err := sb.SetDeadline(ctx, at)
 	if err != nil && c.Resources != (sandbox.Resources{}) {
-		s.Core.Report(ctx, box.Resize(context.WithoutCancel(ctx), before.Resources))
+		s.Core.Report(ctx, sb.Resize(context.WithoutCancel(ctx), before.Resources))
 	}
 	return err
 }

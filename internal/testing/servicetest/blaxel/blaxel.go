@@ -47,7 +47,7 @@ func New(backing driver.Provider) *Server {
 	s := &Server{
 		uploads: map[string]*upload{}, ids: map[string]string{},
 		Face: &servicetest.Face{
-			Cloud: servicetest.NewCloud(backing, servicetest.Words{
+			Cloud: servicetest.NewCloud(backing, servicetest.Statuses{
 				Starting: "DEPLOYING", Running: deployed, Stopping: "ARCHIVING", Stopped: "ARCHIVED", Failed: "FAILED", Deleted: terminated,
 			}),
 			Format: format,
@@ -57,16 +57,16 @@ func New(backing driver.Provider) *Server {
 	}
 	s.AddKey(Key, Workspace)
 	const one = "/v0/sandboxes/{name}"
-	show := func(f func(b *servicetest.CloudBox) error) func(*http.Request, string) (any, error) {
-		return s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	show := func(f func(b *servicetest.CloudSandbox) error) func(*http.Request, string) (any, error) {
+		return s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 			err := f(b)
 			return shown(r, s.Show(b)), err
 		})
 	}
 	s.Handle("POST /v0/sandboxes", s.create)
 	s.Handle("GET /v0/sandboxes", s.list)
-	s.Handle("GET "+one, show(func(*servicetest.CloudBox) error { return nil }))
-	s.Handle("PUT "+one, s.withBox(s.change))
+	s.Handle("GET "+one, show(func(*servicetest.CloudSandbox) error { return nil }))
+	s.Handle("PUT "+one, s.withSandbox(s.change))
 	s.Handle("DELETE "+one, show(s.Delete))
 	s.Handle("POST "+one+"/archive", show(s.Stop))
 	s.Handle("POST "+one+"/unarchive", show(s.Start))
@@ -99,8 +99,8 @@ func format(r *http.Request, f *servicetest.Failure) any {
 	return map[string]any{"error": code, "code": f.Status, "message": f.Message}
 }
 
-// withBox is a call about one sandbox. One that has ended is still shown.
-func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, error)) func(*http.Request, string) (any, error) {
+// withSandbox is a call about one sandbox. One that has ended is still shown.
+func (s *Server) withSandbox(f func(r *http.Request, b *servicetest.CloudSandbox) (any, error)) func(*http.Request, string) (any, error) {
 	return func(r *http.Request, owner string) (any, error) {
 		s.mu.Lock()
 		id := s.ids[r.PathValue("name")]
@@ -174,11 +174,11 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 	case memory <= 0:
 		return nil, servicetest.FailAs(http.StatusBadRequest, "INVALID_MEMORY", "memory must be positive")
 	}
-	box := servicetest.Box{ID: servicetest.NewID(), Name: name, Owner: owner, Labels: d.Metadata.Labels, Request: d.Spec}
+	sandbox := servicetest.Sandbox{ID: servicetest.NewID(), Name: name, Owner: owner, Labels: d.Metadata.Labels, Request: d.Spec}
 	if life > 0 {
-		box.Ends = time.Now().Add(life)
+		sandbox.Ends = time.Now().Add(life)
 	}
-	b, err := s.Create(box, nil)
+	b, err := s.Create(sandbox, nil)
 	if err == servicetest.ErrTaken && r.URL.Query().Get("createIfNotExist") == "true" {
 		b, err = s.Find(owner, name)
 	}
@@ -196,7 +196,7 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 }
 
 // shown is a sandbox as the service shows it.
-func shown(r *http.Request, b servicetest.Box) map[string]any {
+func shown(r *http.Request, b servicetest.Sandbox) map[string]any {
 	m := short(b)
 	scheme := "http://"
 	if r.TLS != nil {
@@ -208,7 +208,7 @@ func shown(r *http.Request, b servicetest.Box) map[string]any {
 }
 
 // short is a sandbox as a list shows it.
-func short(b servicetest.Box) map[string]any {
+func short(b servicetest.Sandbox) map[string]any {
 	labels := b.Labels
 	if labels == nil {
 		labels = map[string]string{}
@@ -224,7 +224,7 @@ func (s *Server) list(r *http.Request, owner string) (any, error) {
 	const most = 3 // a client must ask for more
 	all := s.List(owner, nil)
 	if after := r.URL.Query().Get("cursor"); after != "" {
-		all = all[slices.IndexFunc(all, func(b servicetest.Box) bool { return b.ID == after })+1:]
+		all = all[slices.IndexFunc(all, func(b servicetest.Sandbox) bool { return b.ID == after })+1:]
 	}
 	meta := map[string]any{"hasMore": len(all) > most}
 	if len(all) > most {
@@ -239,7 +239,7 @@ func (s *Server) list(r *http.Request, owner string) (any, error) {
 }
 
 // change replaces the description of a sandbox.
-func (s *Server) change(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) change(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	var d description
 	if err := servicetest.Read(r, &d); err != nil {
 		return nil, err
@@ -247,6 +247,6 @@ func (s *Server) change(r *http.Request, b *servicetest.CloudBox) (any, error) {
 	if d.Metadata.Name != s.Show(b).Name || d.Spec == nil {
 		return nil, servicetest.Fail(http.StatusBadRequest, "the description is not of this sandbox")
 	}
-	s.Change(b, func(b *servicetest.Box) { b.Labels, b.Request = d.Metadata.Labels, d.Spec })
+	s.Change(b, func(b *servicetest.Sandbox) { b.Labels, b.Request = d.Metadata.Labels, d.Spec })
 	return shown(r, s.Show(b)), nil
 }

@@ -22,7 +22,7 @@ import (
 const at = "/sbx/{name}"
 
 // machine returns the machine of a sandbox that a request names.
-func (s *Server) machine(r *http.Request, owner string) (*servicetest.CloudBox, driver.Instance, context.Context, error) {
+func (s *Server) machine(r *http.Request, owner string) (*servicetest.CloudSandbox, driver.Instance, context.Context, error) {
 	b, err := s.Find(owner, r.PathValue("name"))
 	if err != nil || s.Show(b).Status == terminated {
 		return nil, nil, nil, servicetest.FailAs(http.StatusNotFound, "WORKLOAD_NOT_FOUND", "Workload not found")
@@ -36,7 +36,7 @@ func (s *Server) machine(r *http.Request, owner string) (*servicetest.CloudBox, 
 
 func (s *Server) processRoutes() {
 	s.HandleRaw("POST "+at+"/process", s.run)
-	s.Handle("GET "+at+"/process", s.inBox(func(r *http.Request, _ driver.Instance) (any, error) {
+	s.Handle("GET "+at+"/process", s.inSandbox(func(r *http.Request, _ driver.Instance) (any, error) {
 		all := []any{}
 		for _, p := range s.of(r.PathValue("name")) {
 			all = append(all, p.shown())
@@ -62,8 +62,8 @@ func (s *Server) processRoutes() {
 	s.Handle("DELETE "+at+"/process/{process}/kill", end)
 }
 
-// inBox is a call of the API of a sandbox.
-func (s *Server) inBox(f func(r *http.Request, in driver.Instance) (any, error)) func(*http.Request, string) (any, error) {
+// inSandbox is a call of the API of a sandbox.
+func (s *Server) inSandbox(f func(r *http.Request, in driver.Instance) (any, error)) func(*http.Request, string) (any, error) {
 	return func(r *http.Request, owner string) (any, error) {
 		_, in, _, err := s.machine(r, owner)
 		if err != nil {
@@ -74,7 +74,7 @@ func (s *Server) inBox(f func(r *http.Request, in driver.Instance) (any, error))
 }
 
 func (s *Server) withProcess(f func(r *http.Request, p *process) any) func(*http.Request, string) (any, error) {
-	return s.inBox(func(r *http.Request, _ driver.Instance) (any, error) {
+	return s.inSandbox(func(r *http.Request, _ driver.Instance) (any, error) {
 		for _, p := range s.of(r.PathValue("name")) {
 			if p.asked.Name == r.PathValue("process") || p.pid == r.PathValue("process") {
 				return f(r, p), nil
@@ -96,17 +96,17 @@ type request struct {
 // process is a command of a sandbox.
 type process struct {
 	*servicetest.Log
-	box, pid string
-	asked    request
-	started  time.Time
+	sandbox, pid string
+	asked        request
+	started      time.Time
 }
 
 // of returns the commands of a sandbox, the newest first.
-func (s *Server) of(box string) (all []*process) {
+func (s *Server) of(sb string) (all []*process) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range slices.Backward(s.processes) {
-		if p.box == box {
+		if p.sandbox == sb {
 			all = append(all, p)
 		}
 	}
@@ -183,7 +183,7 @@ func (s *Server) run(w http.ResponseWriter, r *http.Request, owner string) error
 
 func (s *Server) start(r *http.Request, owner string) (*process, error) {
 	b, in, awake, err := s.machine(r, owner)
-	p := &process{box: r.PathValue("name"), pid: servicetest.NewID(), started: time.Now()}
+	p := &process{sandbox: r.PathValue("name"), pid: servicetest.NewID(), started: time.Now()}
 	if err == nil {
 		err = servicetest.Read(r, &p.asked)
 	}
@@ -193,7 +193,7 @@ func (s *Server) start(r *http.Request, owner string) (*process, error) {
 	if p.asked.Name == "" {
 		p.asked.Name = "proc-" + p.pid[:8]
 	}
-	for _, o := range s.of(p.box) {
+	for _, o := range s.of(p.sandbox) {
 		if o.asked.Name == p.asked.Name && o.Code() == nil {
 			return nil, servicetest.Fail(http.StatusBadRequest, "process with name %s already exists and is running", o.asked.Name)
 		}
@@ -228,7 +228,7 @@ func (s *Server) fileRoutes() {
 		}
 		return map[string]string{"path": "/" + path, "message": "File written"}, err
 	}
-	s.Handle("PUT "+at+"/filesystem/{path...}", s.inBox(func(r *http.Request, in driver.Instance) (any, error) {
+	s.Handle("PUT "+at+"/filesystem/{path...}", s.inSandbox(func(r *http.Request, in driver.Instance) (any, error) {
 		content, err := content(r)
 		if err != nil {
 			return nil, err
@@ -236,14 +236,14 @@ func (s *Server) fileRoutes() {
 		return write(r, in, r.PathValue("path"), bytes.NewReader(content))
 	}))
 	s.HandleRaw("GET "+at+"/filesystem/{path...}", s.read)
-	s.Handle("POST "+at+"/filesystem-initiate/{path...}", s.inBox(func(r *http.Request, _ driver.Instance) (any, error) {
+	s.Handle("POST "+at+"/filesystem-initiate/{path...}", s.inSandbox(func(r *http.Request, _ driver.Instance) (any, error) {
 		id := servicetest.NewID()
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.uploads[id] = &upload{path: r.PathValue("path"), parts: map[int][]byte{}}
 		return map[string]string{"uploadId": id, "path": "/" + r.PathValue("path")}, nil
 	}))
-	s.Handle("PUT "+at+"/filesystem-multipart/{upload}/part", s.inBox(func(r *http.Request, _ driver.Instance) (any, error) {
+	s.Handle("PUT "+at+"/filesystem-multipart/{upload}/part", s.inSandbox(func(r *http.Request, _ driver.Instance) (any, error) {
 		n, _ := strconv.Atoi(r.URL.Query().Get("partNumber"))
 		part, err := content(r)
 		s.mu.Lock()
@@ -255,7 +255,7 @@ func (s *Server) fileRoutes() {
 		u.parts[n] = part
 		return map[string]any{"partNumber": n, "etag": fmt.Sprintf("%s-%d", r.PathValue("upload"), n), "size": len(part)}, nil
 	}))
-	s.Handle("POST "+at+"/filesystem-multipart/{upload}/complete", s.inBox(func(r *http.Request, in driver.Instance) (any, error) {
+	s.Handle("POST "+at+"/filesystem-multipart/{upload}/complete", s.inSandbox(func(r *http.Request, in driver.Instance) (any, error) {
 		var asked struct {
 			Parts []struct {
 				Number int    `json:"partNumber"`
@@ -282,7 +282,7 @@ func (s *Server) fileRoutes() {
 		}
 		return write(r, in, u.path, &all)
 	}))
-	s.Handle("DELETE "+at+"/filesystem-multipart/{upload}/abort", s.inBox(func(r *http.Request, _ driver.Instance) (any, error) {
+	s.Handle("DELETE "+at+"/filesystem-multipart/{upload}/abort", s.inSandbox(func(r *http.Request, _ driver.Instance) (any, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.uploads, r.PathValue("upload"))

@@ -59,7 +59,7 @@ type Server struct {
 // asked is what was made for an idempotency key.
 type asked struct {
 	Creation
-	box *servicetest.CloudBox
+	box *servicetest.CloudSandbox
 }
 
 // box is the server's record of a box, beside its machine. The server's mutex
@@ -87,7 +87,7 @@ var types = map[string]string{
 // in a directory.
 func New(backing driver.Provider, dir string) *Server {
 	s := &Server{dir: dir, asked: map[string]asked{}, volumes: map[string]*volume{}, Face: &servicetest.Face{
-		Cloud: servicetest.NewCloud(backing, servicetest.Words{
+		Cloud: servicetest.NewCloud(backing, servicetest.Statuses{
 			Made: configured, Starting: starting, Running: running, Stopping: stopping, Stopped: stopped, Failed: "failed", Deleted: deleted,
 		}),
 		Format: func(_ *http.Request, f *servicetest.Failure) any {
@@ -114,10 +114,10 @@ func New(backing driver.Provider, dir string) *Server {
 	})
 	s.route("POST", "/boxes", s.create)
 	s.route("GET", "/boxes", s.list)
-	s.ofBox("GET", "", func(_ *http.Request, b *servicetest.CloudBox) (any, error) { return s.shown(b), nil })
+	s.ofBox("GET", "", func(_ *http.Request, b *servicetest.CloudSandbox) (any, error) { return s.shown(b), nil })
 	s.ofBox("DELETE", "", s.remove)
-	s.ofBox("POST", "/start", func(_ *http.Request, b *servicetest.CloudBox) (any, error) { return s.after(b, s.start(b)) })
-	s.ofBox("POST", "/stop", func(_ *http.Request, b *servicetest.CloudBox) (any, error) {
+	s.ofBox("POST", "/start", func(_ *http.Request, b *servicetest.CloudSandbox) (any, error) { return s.after(b, s.start(b)) })
+	s.ofBox("POST", "/stop", func(_ *http.Request, b *servicetest.CloudSandbox) (any, error) {
 		if s.Show(b).Status == stopped {
 			return s.shown(b), nil
 		}
@@ -153,8 +153,8 @@ func (s *Server) route(method, below string, call func(r *http.Request, owner st
 }
 
 // ofBox sets a route about one box.
-func (s *Server) ofBox(method, below string, call func(r *http.Request, b *servicetest.CloudBox) (any, error)) {
-	s.ofBoxRaw(method, below, func(w http.ResponseWriter, r *http.Request, b *servicetest.CloudBox) error {
+func (s *Server) ofBox(method, below string, call func(r *http.Request, b *servicetest.CloudSandbox) (any, error)) {
+	s.ofBoxRaw(method, below, func(w http.ResponseWriter, r *http.Request, b *servicetest.CloudSandbox) error {
 		body, err := call(r, b)
 		if err == nil {
 			servicetest.Answer(w, http.StatusOK, body)
@@ -164,7 +164,7 @@ func (s *Server) ofBox(method, below string, call func(r *http.Request, b *servi
 }
 
 // ofBoxRaw sets a route about one box whose call writes the answer.
-func (s *Server) ofBoxRaw(method, below string, call func(w http.ResponseWriter, r *http.Request, b *servicetest.CloudBox) error) {
+func (s *Server) ofBoxRaw(method, below string, call func(w http.ResponseWriter, r *http.Request, b *servicetest.CloudSandbox) error) {
 	s.HandleRaw(method+" /v1/{tenant}/boxes/{box}"+below, func(w http.ResponseWriter, r *http.Request, owner string) error {
 		if err := ofTenant(r, owner); err != nil {
 			return err
@@ -178,7 +178,7 @@ func (s *Server) ofBoxRaw(method, below string, call func(w http.ResponseWriter,
 }
 
 // find finds the box of a request by its ID or its name.
-func (s *Server) find(r *http.Request, owner string) (*servicetest.CloudBox, error) {
+func (s *Server) find(r *http.Request, owner string) (*servicetest.CloudSandbox, error) {
 	b, err := s.Find(owner, r.PathValue("box"))
 	if err != nil || s.Show(b).Status == deleted {
 		return nil, notFound("box", r.PathValue("box"))
@@ -186,7 +186,7 @@ func (s *Server) find(r *http.Request, owner string) (*servicetest.CloudBox, err
 	return b, nil
 }
 
-func (s *Server) of(b *servicetest.CloudBox) *box { return s.Show(b).Request.(*box) }
+func (s *Server) of(b *servicetest.CloudSandbox) *box { return s.Show(b).Request.(*box) }
 
 func notFound(what, id string) error {
 	return servicetest.Fail(http.StatusNotFound, "%s not found: %s", what, id)
@@ -326,14 +326,14 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 }
 
 // add adds a box that is not started, or a copy of one that is stopped.
-func (s *Server) add(owner string, c Creation, mounts []sandbox.Mount, from *servicetest.CloudBox) (*servicetest.CloudBox, error) {
+func (s *Server) add(owner string, c Creation, mounts []sandbox.Mount, from *servicetest.CloudSandbox) (*servicetest.CloudSandbox, error) {
 	id := servicetest.NewID()
 	name := id
 	if c.Name != nil {
 		name = *c.Name
 	}
 	made := &box{Creation: c, executions: map[string]*execution{}, tunnels: map[int]*httptest.Server{}}
-	b, err := s.Make(servicetest.Box{ID: id, Name: name, Owner: owner, Request: made, Mounts: mounts, Memory: c.Memory << 20}, from)
+	b, err := s.Make(servicetest.Sandbox{ID: id, Name: name, Owner: owner, Request: made, Mounts: mounts, Memory: c.Memory << 20}, from)
 	if errors.Is(err, servicetest.ErrTaken) {
 		err = servicetest.FailAs(http.StatusConflict, "already_exists", "box already exists: %s", name)
 	}
@@ -343,9 +343,9 @@ func (s *Server) add(owner string, c Creation, mounts []sandbox.Mount, from *ser
 const defaultAutoStop = 900
 
 // shown is a box as the server shows it.
-func (s *Server) shown(b *servicetest.CloudBox) map[string]any { return shown(s.Show(b)) }
+func (s *Server) shown(b *servicetest.CloudSandbox) map[string]any { return shown(s.Show(b)) }
 
-func shown(now servicetest.Box) map[string]any {
+func shown(now servicetest.Sandbox) map[string]any {
 	c, pid := now.Request.(*box), any(nil)
 	switch now.Status {
 	case running:
@@ -367,7 +367,7 @@ func shown(now servicetest.Box) map[string]any {
 }
 
 // after shows a box if what was done with it succeeded.
-func (s *Server) after(b *servicetest.CloudBox, err error) (any, error) { return s.shown(b), err }
+func (s *Server) after(b *servicetest.CloudSandbox, err error) (any, error) { return s.shown(b), err }
 
 // Asked returns the request that created a box.
 func (s *Server) Asked(name string) Creation {
@@ -393,7 +393,7 @@ func (s *Server) list(r *http.Request, owner string) (any, error) {
 	if err != nil || size < 1 || size > 1000 {
 		return nil, invalid("pageSize must be between 1 and 1000")
 	}
-	all := slices.DeleteFunc(s.List(owner, nil), func(b servicetest.Box) bool { return q.Get("status") != "" && q.Get("status") != b.Status })
+	all := slices.DeleteFunc(s.List(owner, nil), func(b servicetest.Sandbox) bool { return q.Get("status") != "" && q.Get("status") != b.Status })
 	page, next := servicetest.After(all, q.Get("pageToken"), size)
 	items := []any{}
 	for _, now := range page {
@@ -403,7 +403,7 @@ func (s *Server) list(r *http.Request, owner string) (any, error) {
 }
 
 // start starts a box, unless it runs. Requests wait for each other.
-func (s *Server) start(b *servicetest.CloudBox) error {
+func (s *Server) start(b *servicetest.CloudSandbox) error {
 	op := &s.of(b).op
 	op.Lock()
 	defer op.Unlock()
@@ -414,7 +414,7 @@ func (s *Server) start(b *servicetest.CloudBox) error {
 }
 
 // machine returns the machine of a box that runs.
-func (s *Server) machine(b *servicetest.CloudBox) (driver.Instance, error) {
+func (s *Server) machine(b *servicetest.CloudSandbox) (driver.Instance, error) {
 	in, _, err := s.Machine(b)
 	if err != nil {
 		err = servicetest.FailAs(http.StatusConflict, "stopped", "box is %s", s.Show(b).Status)
@@ -424,7 +424,7 @@ func (s *Server) machine(b *servicetest.CloudBox) (driver.Instance, error) {
 
 // remove refuses, for the moment, while the state changes, and without force
 // while the box runs.
-func (s *Server) remove(r *http.Request, b *servicetest.CloudBox) (_ any, err error) {
+func (s *Server) remove(r *http.Request, b *servicetest.CloudSandbox) (_ any, err error) {
 	status := s.Show(b).Status
 	if status == "paused" || status == running && r.URL.Query().Get("force") != "true" {
 		return nil, servicetest.Fail(http.StatusConflict, "box is %s", status)
@@ -447,7 +447,7 @@ func (s *Server) remove(r *http.Request, b *servicetest.CloudBox) (_ any, err er
 // snapshotRoutes are about snapshots and clones of boxes that are stopped. The
 // names of snapshots are unique in a box.
 func (s *Server) snapshotRoutes() {
-	shown := func(b *servicetest.CloudBox, kept servicetest.Snapshot) map[string]any {
+	shown := func(b *servicetest.CloudSandbox, kept servicetest.Snapshot) map[string]any {
 		_, name, _ := strings.Cut(kept.Name, "/")
 		return map[string]any{
 			"id": kept.ID, "box_id": s.Show(b).ID, "name": name, "created_at": kept.Created.Unix(), "guest_disk_bytes": kept.Size,
@@ -457,7 +457,7 @@ func (s *Server) snapshotRoutes() {
 	var body struct {
 		Name *string `json:"name"`
 	}
-	s.ofBox("POST", "/snapshots", func(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	s.ofBox("POST", "/snapshots", func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 		in := body
 		if err := servicetest.ReadStrictly(r, &in); err != nil {
 			return nil, err
@@ -474,7 +474,7 @@ func (s *Server) snapshotRoutes() {
 		}
 		return shown(b, *kept), nil
 	})
-	s.ofBox("GET", "/snapshots", func(_ *http.Request, b *servicetest.CloudBox) (any, error) {
+	s.ofBox("GET", "/snapshots", func(_ *http.Request, b *servicetest.CloudSandbox) (any, error) {
 		all, now := []any{}, s.Show(b)
 		for _, kept := range s.Snapshots(now.Owner) {
 			if strings.HasPrefix(kept.Name, now.ID+"/") {
@@ -483,8 +483,8 @@ func (s *Server) snapshotRoutes() {
 		}
 		return map[string]any{"snapshots": all}, nil
 	})
-	of := func(method, below string, call func(b *servicetest.CloudBox, kept *servicetest.Snapshot) (any, error)) {
-		s.ofBox(method, "/snapshots/{name}"+below, func(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	of := func(method, below string, call func(b *servicetest.CloudSandbox, kept *servicetest.Snapshot) (any, error)) {
+		s.ofBox(method, "/snapshots/{name}"+below, func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 			now := s.Show(b)
 			kept, err := s.Snapshot(now.Owner, now.ID+"/"+r.PathValue("name"))
 			if err != nil {
@@ -493,10 +493,14 @@ func (s *Server) snapshotRoutes() {
 			return call(b, kept)
 		})
 	}
-	of("GET", "", func(b *servicetest.CloudBox, kept *servicetest.Snapshot) (any, error) { return shown(b, *kept), nil })
-	of("DELETE", "", func(_ *servicetest.CloudBox, kept *servicetest.Snapshot) (any, error) { return nil, s.Forget(kept) })
-	of("POST", "/restore", func(b *servicetest.CloudBox, kept *servicetest.Snapshot) (any, error) { return nil, s.Revert(b, kept) })
-	s.ofBox("POST", "/clone", func(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	of("GET", "", func(b *servicetest.CloudSandbox, kept *servicetest.Snapshot) (any, error) {
+		return shown(b, *kept), nil
+	})
+	of("DELETE", "", func(_ *servicetest.CloudSandbox, kept *servicetest.Snapshot) (any, error) { return nil, s.Forget(kept) })
+	of("POST", "/restore", func(b *servicetest.CloudSandbox, kept *servicetest.Snapshot) (any, error) {
+		return nil, s.Revert(b, kept)
+	})
+	s.ofBox("POST", "/clone", func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 		in, now := body, s.Show(b)
 		if err := servicetest.ReadStrictly(r, &in); err != nil {
 			return nil, err

@@ -32,7 +32,7 @@ const maxFrame = 1 << 20
 // execution is a command in a box.
 type execution struct {
 	id      string
-	box     *servicetest.CloudBox
+	box     *servicetest.CloudSandbox
 	p       driver.Process
 	awake   context.Context // ends when the box stops
 	started time.Time
@@ -70,7 +70,7 @@ func (s *Server) execRoutes() {
 
 // exec starts a command, and the box if it is stopped. The environment of the
 // box is not that of its commands.
-func (s *Server) exec(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) exec(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	var c struct {
 		Command string            `json:"command"`
 		Args    []string          `json:"args"`
@@ -140,8 +140,8 @@ func (e *execution) run() {
 }
 
 // withExecution is a call about one command.
-func (s *Server) withExecution(f func(*http.Request, *execution) (any, error)) func(*http.Request, *servicetest.CloudBox) (any, error) {
-	return func(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) withExecution(f func(*http.Request, *execution) (any, error)) func(*http.Request, *servicetest.CloudSandbox) (any, error) {
+	return func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 		s.mu.Lock()
 		e := s.of(b).executions[r.PathValue("exec")]
 		s.mu.Unlock()
@@ -192,7 +192,7 @@ func (e *execution) send(ctx context.Context, sig int) error {
 }
 
 // attach connects a client with a command: one at a time.
-func (s *Server) attach(w http.ResponseWriter, r *http.Request, b *servicetest.CloudBox) error {
+func (s *Server) attach(w http.ResponseWriter, r *http.Request, b *servicetest.CloudSandbox) error {
 	_, err := s.withExecution(func(r *http.Request, e *execution) (any, error) {
 		if !e.client.TryLock() {
 			return nil, servicetest.Fail(http.StatusConflict, "another client is attached")
@@ -282,7 +282,7 @@ func (e *execution) receive(ctx context.Context, ws *websocket.Conn, end context
 }
 
 // outOfReach reports whether a path is at or below a mount of a box.
-func (s *Server) outOfReach(b *servicetest.CloudBox, name string) bool {
+func (s *Server) outOfReach(b *servicetest.CloudSandbox, name string) bool {
 	mounts := []string{"/proc", "/sys", "/dev"}
 	for _, m := range s.Show(b).Mounts {
 		mounts = append(mounts, m.Target)
@@ -292,7 +292,7 @@ func (s *Server) outOfReach(b *servicetest.CloudBox, name string) bool {
 
 // files returns how to pack and unpack files of a box that runs, and the path in a
 // request.
-func (s *Server) files(r *http.Request, b *servicetest.CloudBox) (string, driver.Instance, driver.Archiver, error) {
+func (s *Server) files(r *http.Request, b *servicetest.CloudSandbox) (string, driver.Instance, driver.Archiver, error) {
 	name := path.Clean(r.URL.Query().Get("path"))
 	if !path.IsAbs(name) || s.outOfReach(b, name) {
 		return "", nil, nil, invalid("path is at or under a mount, or not absolute")
@@ -310,7 +310,7 @@ func (s *Server) files(r *http.Request, b *servicetest.CloudBox) (string, driver
 
 // upload unpacks an archive in a box: a tree, or a single file for that path or
 // below that directory.
-func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) upload(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	if r.Header.Get("Content-Type") != "application/x-tar" {
 		return nil, invalid("an archive is expected")
 	}
@@ -331,7 +331,7 @@ func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
 }
 
 // download packs the files at a path of a box.
-func (s *Server) download(w http.ResponseWriter, r *http.Request, b *servicetest.CloudBox) error {
+func (s *Server) download(w http.ResponseWriter, r *http.Request, b *servicetest.CloudSandbox) error {
 	from, _, a, err := s.files(r, b)
 	if err != nil {
 		return err
@@ -341,7 +341,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request, b *servicetest
 }
 
 // setFlow replaces what may pass in a direction.
-func (s *Server) setFlow(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) setFlow(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	var f Flow
 	if err := servicetest.ReadStrictly(r, &f); err != nil {
 		return nil, err
@@ -361,7 +361,7 @@ func (s *Server) setFlow(r *http.Request, b *servicetest.CloudBox) (any, error) 
 
 // tunnel returns an address for a port of a box: for HTTP as it is, and for
 // anything else with CONNECT.
-func (s *Server) tunnel(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) tunnel(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	port, err := strconv.ParseUint(r.URL.Query().Get("port"), 10, 16)
 	if err != nil || port == 0 {
 		return nil, invalid("port is invalid")
@@ -391,7 +391,7 @@ func (s *Server) tunnel(r *http.Request, b *servicetest.CloudBox) (any, error) {
 	return map[string]string{"uri": t.URL}, nil
 }
 
-func (s *Server) untunnel(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) untunnel(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	port, _ := strconv.Atoi(r.URL.Query().Get("port"))
 	s.mu.Lock()
 	c := s.of(b)

@@ -31,7 +31,7 @@ type Server struct {
 func New(backing driver.Provider) *Server {
 	s := &Server{
 		Face: &servicetest.Face{
-			Cloud: servicetest.NewCloud(backing, servicetest.Words{
+			Cloud: servicetest.NewCloud(backing, servicetest.Statuses{
 				Starting: "starting", Running: "started", Stopping: "stopping", Stopped: "stopped", Failed: "error", Deleted: "destroyed",
 			}),
 			Format: failure, Denied: servicetest.Failure{Status: http.StatusUnauthorized, Message: "Invalid credentials"},
@@ -41,15 +41,21 @@ func New(backing driver.Provider) *Server {
 	s.AddKey(Key, "org-1")
 	s.Handle("POST /api/sandbox", s.create)
 	s.Handle("GET /api/sandbox", s.list)
-	s.Handle("GET /api/sandbox/{box}", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) { return s.shown(r, s.Show(b)), nil }))
-	s.Handle("DELETE /api/sandbox/{box}", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) { return s.shown(r, s.Show(b)), s.Delete(b) }))
-	s.Handle("POST /api/sandbox/{box}/stop", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) { return s.shown(r, s.Show(b)), s.Stop(b) }))
-	s.Handle("POST /api/sandbox/{box}/start", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) { return s.shown(r, s.Show(b)), s.Start(b) }))
-	s.Handle("PUT /api/sandbox/{box}/labels", s.withBox(s.label))
-	s.Handle("GET /api/sandbox/{box}/toolbox-proxy-url", s.withBox(func(r *http.Request, _ *servicetest.CloudBox) (any, error) {
+	s.Handle("GET /api/sandbox/{box}", s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) { return s.shown(r, s.Show(b)), nil }))
+	s.Handle("DELETE /api/sandbox/{box}", s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
+		return s.shown(r, s.Show(b)), s.Delete(b)
+	}))
+	s.Handle("POST /api/sandbox/{box}/stop", s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
+		return s.shown(r, s.Show(b)), s.Stop(b)
+	}))
+	s.Handle("POST /api/sandbox/{box}/start", s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
+		return s.shown(r, s.Show(b)), s.Start(b)
+	}))
+	s.Handle("PUT /api/sandbox/{box}/labels", s.withSandbox(s.label))
+	s.Handle("GET /api/sandbox/{box}/toolbox-proxy-url", s.withSandbox(func(r *http.Request, _ *servicetest.CloudSandbox) (any, error) {
 		return map[string]string{"url": toolbox(r)}, nil
 	}))
-	s.Handle("POST /api/sandbox/{box}/snapshot", s.withBox(s.save))
+	s.Handle("POST /api/sandbox/{box}/snapshot", s.withSandbox(s.save))
 	s.Handle("GET /api/snapshots", s.listSnapshots)
 	s.Handle("GET /api/snapshots/{snapshot}", s.withSnapshot(func(m *servicetest.Snapshot) (any, error) { return shownSnapshot(*m), nil }))
 	s.Handle("DELETE /api/snapshots/{snapshot}", s.withSnapshot(func(m *servicetest.Snapshot) (any, error) { return struct{}{}, s.Forget(m) }))
@@ -66,10 +72,10 @@ func failure(r *http.Request, f *servicetest.Failure) any {
 
 func toolbox(r *http.Request) string { return "http://" + r.Host + "/toolbox" }
 
-// withBox is a call about one sandbox.
-func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, error)) func(*http.Request, string) (any, error) {
+// withSandbox is a call about one sandbox.
+func (s *Server) withSandbox(f func(r *http.Request, b *servicetest.CloudSandbox) (any, error)) func(*http.Request, string) (any, error) {
 	return func(r *http.Request, owner string) (any, error) {
-		b, err := s.box(r, owner)
+		b, err := s.sandbox(r, owner)
 		if err != nil {
 			return nil, err
 		}
@@ -77,8 +83,8 @@ func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, 
 	}
 }
 
-// box finds the sandbox in a request. One that was destroyed is not found.
-func (s *Server) box(r *http.Request, owner string) (*servicetest.CloudBox, error) {
+// sandbox finds the sandbox in a request. One that was destroyed is not found.
+func (s *Server) sandbox(r *http.Request, owner string) (*servicetest.CloudSandbox, error) {
 	b, err := s.Find(owner, r.PathValue("box"))
 	if err != nil || s.Show(b).Status == "destroyed" && r.Method != http.MethodGet {
 		return nil, servicetest.Fail(http.StatusNotFound, "Sandbox with ID or name %s not found", r.PathValue("box"))
@@ -116,14 +122,14 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 	case c.TTL < 0:
 		return nil, servicetest.Fail(http.StatusBadRequest, "ttlMinutes must be a non-negative integer")
 	}
-	box := servicetest.Box{ID: newID(), Name: c.Name, Owner: owner, Labels: c.Labels, Request: c}
-	if box.Name == "" {
-		box.Name = box.ID
+	sandbox := servicetest.Sandbox{ID: newID(), Name: c.Name, Owner: owner, Labels: c.Labels, Request: c}
+	if sandbox.Name == "" {
+		sandbox.Name = sandbox.ID
 	}
 	if c.TTL > 0 {
-		box.Ends = time.Now().Add(time.Duration(c.TTL) * time.Minute)
+		sandbox.Ends = time.Now().Add(time.Duration(c.TTL) * time.Minute)
 	}
-	b, err := s.Create(box, from)
+	b, err := s.Create(sandbox, from)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +137,7 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 }
 
 // shown is a sandbox as the service shows it.
-func (s *Server) shown(r *http.Request, b servicetest.Box) map[string]any {
+func (s *Server) shown(r *http.Request, b servicetest.Sandbox) map[string]any {
 	c, _ := b.Request.(creation)
 	m := map[string]any{
 		"id": b.ID, "organizationId": b.Owner, "name": b.Name, "state": b.Status, "desiredState": "started", "user": "daytona", "env": map[string]string{}, "labels": b.Labels,
@@ -160,7 +166,7 @@ func (s *Server) list(r *http.Request, owner string) (any, error) {
 			return nil, servicetest.Fail(http.StatusBadRequest, "invalid labels")
 		}
 	}
-	all := slices.DeleteFunc(s.List(owner, labels), func(b servicetest.Box) bool { return !strings.HasPrefix(b.Name, q.Get("name")) })
+	all := slices.DeleteFunc(s.List(owner, labels), func(b servicetest.Sandbox) bool { return !strings.HasPrefix(b.Name, q.Get("name")) })
 	page, next := servicetest.After(all, q.Get("cursor"), 3) // a client must follow the cursor
 	items := []any{}
 	for _, b := range page {
@@ -169,16 +175,16 @@ func (s *Server) list(r *http.Request, owner string) (any, error) {
 	return map[string]any{"items": items, "nextCursor": next}, nil
 }
 
-func (s *Server) label(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) label(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	var in struct{ Labels map[string]string }
 	if err := servicetest.Read(r, &in); err != nil {
 		return nil, err
 	}
-	s.Change(b, func(b *servicetest.Box) { b.Labels = in.Labels })
+	s.Change(b, func(b *servicetest.Sandbox) { b.Labels = in.Labels })
 	return map[string]any{"labels": in.Labels}, nil
 }
 
-func (s *Server) save(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) save(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	var in struct {
 		Name   string `json:"name"`
 		Memory bool   `json:"includeMemory"`

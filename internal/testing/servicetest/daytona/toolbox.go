@@ -18,23 +18,23 @@ import (
 
 func (s *Server) toolboxRoutes() {
 	const at = "/toolbox/{box}"
-	s.Handle("POST "+at+"/process/execute", s.withBox(s.execute))
-	s.Handle("POST "+at+"/process/session", s.withBox(s.createSession))
-	s.Handle("DELETE "+at+"/process/session/{session}", s.withBox(s.deleteSession))
-	s.Handle("POST "+at+"/process/session/{session}/exec", s.withBox(s.sessionExec))
-	s.Handle("GET "+at+"/process/session/{session}/command/{command}", s.withBox(s.command))
+	s.Handle("POST "+at+"/process/execute", s.withSandbox(s.execute))
+	s.Handle("POST "+at+"/process/session", s.withSandbox(s.createSession))
+	s.Handle("DELETE "+at+"/process/session/{session}", s.withSandbox(s.deleteSession))
+	s.Handle("POST "+at+"/process/session/{session}/exec", s.withSandbox(s.sessionExec))
+	s.Handle("GET "+at+"/process/session/{session}/command/{command}", s.withSandbox(s.command))
 	s.HandleRaw("GET "+at+"/process/session/{session}/command/{command}/logs", s.logs)
-	s.Handle("POST "+at+"/files/bulk-upload", s.withBox(s.upload))
+	s.Handle("POST "+at+"/files/bulk-upload", s.withSandbox(s.upload))
 	s.HandleRaw("GET "+at+"/files/download", func(w http.ResponseWriter, r *http.Request, owner string) error {
-		b, err := s.box(r, owner)
+		b, err := s.sandbox(r, owner)
 		if err != nil {
 			return err
 		}
-		box, _, err := s.Machine(b)
+		sb, _, err := s.Machine(b)
 		if err != nil {
 			return err
 		}
-		return servicetest.SendFile(w, r, box, r.URL.Query().Get("path"))
+		return servicetest.SendFile(w, r, sb, r.URL.Query().Get("path"))
 	})
 }
 
@@ -46,7 +46,7 @@ func shell(text, dir string, env map[string]string) sandbox.Command {
 const maxOutput = 1 << 20
 
 // execute runs a command to its end.
-func (s *Server) execute(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) execute(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	var in struct {
 		Command string            `json:"command"`
 		Dir     string            `json:"cwd"`
@@ -56,7 +56,7 @@ func (s *Server) execute(r *http.Request, b *servicetest.CloudBox) (any, error) 
 	if err := servicetest.Read(r, &in); err != nil {
 		return nil, err
 	}
-	box, awake, err := s.Machine(b)
+	sb, awake, err := s.Machine(b)
 	if err != nil {
 		return nil, err
 	}
@@ -66,7 +66,7 @@ func (s *Server) execute(r *http.Request, b *servicetest.CloudBox) (any, error) 
 	}
 	ctx, cancel := context.WithTimeout(awake, limit)
 	defer cancel()
-	out, err := servicetest.Run(ctx, box, shell(in.Command, in.Dir, in.Env), maxOutput)
+	out, err := servicetest.Run(ctx, sb, shell(in.Command, in.Dir, in.Env), maxOutput)
 	if errors.Is(err, context.DeadlineExceeded) {
 		return nil, servicetest.Fail(http.StatusRequestTimeout, "command execution timeout")
 	}
@@ -79,7 +79,7 @@ func (s *Server) execute(r *http.Request, b *servicetest.CloudBox) (any, error) 
 
 // session is a shell that lives until it is deleted, with what it runs.
 type session struct {
-	box      string
+	sandbox  string
 	ctx      context.Context
 	cancel   context.CancelFunc
 	commands map[string]*command
@@ -91,7 +91,7 @@ type command struct {
 	text string
 }
 
-func (s *Server) createSession(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) createSession(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	var in struct {
 		ID string `json:"sessionId"`
 	}
@@ -107,19 +107,19 @@ func (s *Server) createSession(r *http.Request, b *servicetest.CloudBox) (any, e
 	if s.sessions[in.ID] != nil {
 		return nil, servicetest.Fail(http.StatusConflict, "session %s already exists", in.ID)
 	}
-	one := &session{box: s.Show(b).ID, commands: map[string]*command{}}
+	one := &session{sandbox: s.Show(b).ID, commands: map[string]*command{}}
 	one.ctx, one.cancel = context.WithCancel(awake)
 	s.sessions[in.ID] = one
 	return struct{}{}, nil
 }
 
 // session finds a session of a sandbox.
-func (s *Server) session(r *http.Request, b *servicetest.CloudBox) (*session, error) {
+func (s *Server) session(r *http.Request, b *servicetest.CloudSandbox) (*session, error) {
 	id := s.Show(b).ID
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	one := s.sessions[r.PathValue("session")]
-	if one == nil || one.box != id {
+	if one == nil || one.sandbox != id {
 		return nil, servicetest.Fail(http.StatusNotFound, "session not found")
 	}
 	return one, nil
@@ -137,7 +137,7 @@ func (s *Server) Sessions() (n int) {
 	return n
 }
 
-func (s *Server) deleteSession(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) deleteSession(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	one, err := s.session(r, b)
 	if err != nil {
 		return nil, err
@@ -149,7 +149,7 @@ func (s *Server) deleteSession(r *http.Request, b *servicetest.CloudBox) (any, e
 	return struct{}{}, nil
 }
 
-func (s *Server) sessionExec(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) sessionExec(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	var in struct {
 		Command string `json:"command"`
 		Async   bool   `json:"runAsync"`
@@ -161,11 +161,11 @@ func (s *Server) sessionExec(r *http.Request, b *servicetest.CloudBox) (any, err
 	if err != nil {
 		return nil, err
 	}
-	box, _, err := s.Machine(b)
+	sb, _, err := s.Machine(b)
 	if err != nil {
 		return nil, err
 	}
-	c, id := &command{s.Logged(one.ctx, box, shell(in.Command, "", nil)), in.Command}, newID()
+	c, id := &command{s.Logged(one.ctx, sb, shell(in.Command, "", nil)), in.Command}, newID()
 	s.mu.Lock()
 	one.commands[id] = c
 	s.mu.Unlock()
@@ -178,7 +178,7 @@ func (s *Server) sessionExec(r *http.Request, b *servicetest.CloudBox) (any, err
 }
 
 // find finds a command of a session.
-func (s *Server) find(r *http.Request, b *servicetest.CloudBox) (*command, error) {
+func (s *Server) find(r *http.Request, b *servicetest.CloudSandbox) (*command, error) {
 	one, err := s.session(r, b)
 	if err != nil {
 		return nil, err
@@ -191,7 +191,7 @@ func (s *Server) find(r *http.Request, b *servicetest.CloudBox) (*command, error
 	return nil, servicetest.Fail(http.StatusNotFound, "command not found")
 }
 
-func (s *Server) command(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) command(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	c, err := s.find(r, b)
 	if err != nil {
 		return nil, err
@@ -205,7 +205,7 @@ func (s *Server) command(r *http.Request, b *servicetest.CloudBox) (any, error) 
 
 // logs answers with the output so far, or over a WebSocket with all of it.
 func (s *Server) logs(w http.ResponseWriter, r *http.Request, owner string) error {
-	b, err := s.box(r, owner)
+	b, err := s.sandbox(r, owner)
 	if err != nil {
 		return err
 	}
@@ -235,12 +235,12 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request, owner string) erro
 
 // upload writes the files of a form: fields files[0].path and files[0].file, in
 // this order.
-func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
-	box, _, err := s.Machine(b)
+func (s *Server) upload(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
+	sb, _, err := s.Machine(b)
 	if err != nil {
 		return nil, err
 	}
-	fs, err := servicetest.Files(box)
+	fs, err := servicetest.Files(sb)
 	if err != nil {
 		return nil, err
 	}

@@ -29,15 +29,15 @@ func (s *Server) commandRoutes() {
 	}))
 	s.inside("GET "+at+"/files-archive", readArchive)
 	s.inside("POST "+at+"/files-archive", upload(writeArchive))
-	s.Handle("GET "+at+"/exec/{exec}", s.withBox(s.result))
+	s.Handle("GET "+at+"/exec/{exec}", s.withSandbox(s.result))
 	s.inside("POST "+at+"/sessions", s.createSession)
-	s.Handle("GET "+at+"/sessions", s.withBox(func(_ *http.Request, b *servicetest.CloudBox) (any, error) {
+	s.Handle("GET "+at+"/sessions", s.withSandbox(func(_ *http.Request, b *servicetest.CloudSandbox) (any, error) {
 		return map[string]any{"sessions": s.shownItems(b, "session")}, nil
 	}))
-	s.Handle("DELETE "+at+"/sessions/{item}", s.withBox(s.deleteItem))
+	s.Handle("DELETE "+at+"/sessions/{item}", s.withSandbox(s.deleteItem))
 	s.inside("POST "+at+"/shares", s.createShare)
-	s.Handle("GET "+at+"/shares", s.withBox(func(_ *http.Request, b *servicetest.CloudBox) (any, error) { return s.shownItems(b, "share"), nil }))
-	s.Handle("DELETE "+at+"/shares/{item}", s.withBox(s.deleteItem))
+	s.Handle("GET "+at+"/shares", s.withSandbox(func(_ *http.Request, b *servicetest.CloudSandbox) (any, error) { return s.shownItems(b, "share"), nil }))
+	s.Handle("DELETE "+at+"/shares/{item}", s.withSandbox(s.deleteItem))
 }
 
 // machine is the inside of a sandbox that runs.
@@ -52,7 +52,7 @@ type machine struct {
 // resumes it, if its client wants that.
 func (s *Server) inside(pattern string, f func(w http.ResponseWriter, r *http.Request, m *machine) error) {
 	s.HandleRaw(pattern, func(w http.ResponseWriter, r *http.Request, tenant string) error {
-		_, err := s.withBox(func(r *http.Request, b *servicetest.CloudBox) (_ any, err error) {
+		_, err := s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (_ any, err error) {
 			now := s.Show(b)
 			m := &machine{id: now.ID}
 			m.asked, _ = now.Request.(creation)
@@ -102,7 +102,7 @@ func command(f func(http.ResponseWriter, *http.Request, *machine, sandbox.Comman
 // execution is a command with a pollable result.
 type execution struct {
 	ID        string `json:"exec_id"`
-	Box       string `json:"sandbox_id,omitempty"`
+	Sandbox   string `json:"sandbox_id,omitempty"`
 	Status    string `json:"status"`
 	Code      *int   `json:"exit_code,omitempty"`
 	Stdout    string `json:"stdout"`
@@ -112,7 +112,7 @@ type execution struct {
 
 // exec starts a command, which runs independently of its clients.
 func (s *Server) exec(w http.ResponseWriter, _ *http.Request, m *machine, cmd sandbox.Command) error {
-	e := &execution{ID: servicetest.UUID(), Box: m.id, Status: "running"}
+	e := &execution{ID: servicetest.UUID(), Sandbox: m.id, Status: "running"}
 	s.mu.Lock()
 	s.execs[e.ID] = e
 	s.mu.Unlock()
@@ -134,11 +134,11 @@ func (s *Server) exec(w http.ResponseWriter, _ *http.Request, m *machine, cmd sa
 
 func text(b []byte) string { return strings.ToValidUTF8(string(b), "\ufffd") }
 
-func (s *Server) result(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) result(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	id := s.Show(b).ID
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if e := s.execs[r.PathValue("exec")]; e != nil && e.Box == id {
+	if e := s.execs[r.PathValue("exec")]; e != nil && e.Sandbox == id {
 		return *e, nil
 	}
 	return nil, servicetest.FailAs(http.StatusNotFound, "COMMAND_NOT_FOUND", "exec %s not found", r.PathValue("exec"))
@@ -219,9 +219,9 @@ func writeArchive(r *http.Request, m *machine, body io.Reader) error {
 // item is a session, which is a command that lives on its own, or a share of a
 // sandbox. It ends with the sandbox.
 type item struct {
-	box, kind, id string
-	shown         map[string]any
-	end           func() error
+	sandbox, kind, id string
+	shown             map[string]any
+	end               func() error
 }
 
 func (s *Server) add(w http.ResponseWriter, one item, answer map[string]any) error {
@@ -232,23 +232,23 @@ func (s *Server) add(w http.ResponseWriter, one item, answer map[string]any) err
 	return nil
 }
 
-func (s *Server) shownItems(b *servicetest.CloudBox, kind string) []map[string]any {
+func (s *Server) shownItems(b *servicetest.CloudSandbox, kind string) []map[string]any {
 	id, shown := s.Show(b).ID, []map[string]any{}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, one := range s.items {
-		if one.box == id && one.kind == kind {
+		if one.sandbox == id && one.kind == kind {
 			shown = append(shown, one.shown)
 		}
 	}
 	return shown
 }
 
-func (s *Server) deleteItem(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) deleteItem(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	id := s.Show(b).ID
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i := slices.IndexFunc(s.items, func(o item) bool { return o.box == id && o.id == r.PathValue("item") })
+	i := slices.IndexFunc(s.items, func(o item) bool { return o.sandbox == id && o.id == r.PathValue("item") })
 	if i < 0 {
 		return nil, notFound("it", r.PathValue("item"))
 	}

@@ -64,7 +64,7 @@ type token struct {
 func New(backing driver.Provider) *Server {
 	s := &Server{life: 10 * time.Minute, tokens: map[string]token{}, execs: map[string]*execution{}}
 	s.Face = &servicetest.Face{
-		Cloud: servicetest.NewCloud(backing, servicetest.Words{
+		Cloud: servicetest.NewCloud(backing, servicetest.Statuses{
 			Starting: Starting, Running: Running, Stopping: Stopping, Stopped: Stopped, Failed: Failed, Deleted: Deleted,
 		}),
 		Format: failure, Denied: servicetest.Failure{Status: http.StatusUnauthorized, Message: "invalid or expired token"}, Key: s.key,
@@ -74,13 +74,13 @@ func New(backing driver.Provider) *Server {
 	s.HandleFunc("POST /auth/token", s.exchange)
 	s.Handle("POST /sandboxes", s.create)
 	s.Handle("GET /sandboxes", s.list)
-	show := s.change(func(*servicetest.CloudBox) error { return nil })
+	show := s.change(func(*servicetest.CloudSandbox) error { return nil })
 	s.Handle("GET /sandboxes/-/by-id/{name}", show) // also one that was deleted
 	s.Handle("GET /sandboxes/{name}", show)
 	s.Handle("POST /sandboxes/{name}/pause", s.change(s.Pause))
 	s.Handle("POST /sandboxes/{name}/stop", s.change(s.Stop))
 	s.Handle("POST /sandboxes/{name}/resume", s.change(s.resume))
-	s.Handle("DELETE /sandboxes/{name}", s.withBox(func(_ *http.Request, b *servicetest.CloudBox) (any, error) {
+	s.Handle("DELETE /sandboxes/{name}", s.withSandbox(func(_ *http.Request, b *servicetest.CloudSandbox) (any, error) {
 		return servicetest.Reply{Status: http.StatusAccepted}, s.Delete(b)
 	}))
 	s.Handle("POST /snapshots/", s.save)
@@ -172,8 +172,8 @@ func (s *Server) exchange(w http.ResponseWriter, r *http.Request) {
 	servicetest.Answer(w, http.StatusOK, map[string]any{"session_token": text, "session_jwt": text, "cookie_max_age": int64(s.life / time.Second)})
 }
 
-// withBox is a call about one sandbox.
-func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, error)) func(*http.Request, string) (any, error) {
+// withSandbox is a call about one sandbox.
+func (s *Server) withSandbox(f func(r *http.Request, b *servicetest.CloudSandbox) (any, error)) func(*http.Request, string) (any, error) {
 	return func(r *http.Request, tenant string) (any, error) {
 		b, err := s.Find(tenant, r.PathValue("name"))
 		if err != nil {
@@ -184,15 +184,15 @@ func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, 
 }
 
 // change is a call that changes a sandbox, and shows it.
-func (s *Server) change(f func(b *servicetest.CloudBox) error) func(*http.Request, string) (any, error) {
-	return s.withBox(func(_ *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) change(f func(b *servicetest.CloudSandbox) error) func(*http.Request, string) (any, error) {
+	return s.withSandbox(func(_ *http.Request, b *servicetest.CloudSandbox) (any, error) {
 		err := f(b)
 		return shown(s.Show(b)), err
 	})
 }
 
 // resume makes a paused sandbox run on, or starts a stopped one.
-func (s *Server) resume(b *servicetest.CloudBox) error {
+func (s *Server) resume(b *servicetest.CloudSandbox) error {
 	if s.Show(b).Status == Stopped {
 		return s.Start(b)
 	}
@@ -242,8 +242,8 @@ func (s *Server) create(r *http.Request, tenant string) (any, error) {
 	if err := read(r, &c); err != nil {
 		return nil, err
 	}
-	box := servicetest.Box{ID: servicetest.UUID(), Owner: tenant}
-	c.Name = cmp.Or(c.Name, "sandbox-"+box.ID[:8])
+	sandbox := servicetest.Sandbox{ID: servicetest.UUID(), Owner: tenant}
+	c.Name = cmp.Or(c.Name, "sandbox-"+sandbox.ID[:8])
 	if err := c.check(); err != nil {
 		return nil, err
 	}
@@ -257,10 +257,10 @@ func (s *Server) create(r *http.Request, tenant string) (any, error) {
 	}
 	c.CPUs, c.Memory, c.Disk = cmp.Or(c.CPUs, 1), cmp.Or(c.Memory, 1024), cmp.Or(c.Disk, 10)
 	if after := c.Lifecycle.DeleteAfter; after != nil {
-		box.Ends = time.Now().Add(time.Duration(*after) * time.Second)
+		sandbox.Ends = time.Now().Add(time.Duration(*after) * time.Second)
 	}
-	box.Name, box.Request = c.Name, c
-	b, err := s.Create(box, from)
+	sandbox.Name, sandbox.Request = c.Name, c
+	b, err := s.Create(sandbox, from)
 	if errors.Is(err, servicetest.ErrTaken) {
 		return nil, servicetest.FailAs(http.StatusConflict, "SANDBOX_ALREADY_EXISTS", "sandbox %s already exists", c.Name)
 	}
@@ -271,7 +271,7 @@ func (s *Server) create(r *http.Request, tenant string) (any, error) {
 }
 
 // shown is a sandbox as the service shows it.
-func shown(b servicetest.Box) map[string]any {
+func shown(b servicetest.Sandbox) map[string]any {
 	c, _ := b.Request.(creation)
 	return map[string]any{
 		"id": b.ID, "name": b.Name, "status": b.Status, "image": cmp.Or(c.Image, "ghcr.io/islo-labs/islo-runner:latest"), "workdir": c.Workdir,
@@ -299,14 +299,14 @@ func page[T any](r *http.Request, all []T) map[string]any {
 // client prefers it, when it has begun.
 func (s *Server) save(r *http.Request, tenant string) (any, error) {
 	var in struct {
-		Box  string `json:"sandbox_name"`
-		Name string `json:"name"`
+		Sandbox string `json:"sandbox_name"`
+		Name    string `json:"name"`
 	}
 	if err := read(r, &in); err != nil {
 		return nil, err
 	}
-	r.SetPathValue("name", in.Box)
-	return s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	r.SetPathValue("name", in.Sandbox)
+	return s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 		id := servicetest.UUID()
 		m, err := s.Save(b, servicetest.Snapshot{ID: id, Name: cmp.Or(in.Name, "snapshot-"+id[:8])})
 		if err == nil && !strings.Contains(r.Header.Get("Prefer"), "respond-async") {
@@ -327,7 +327,7 @@ func shownSnapshot(m servicetest.Snapshot) map[string]any {
 	if m.Ready {
 		status = "ready"
 	}
-	return map[string]any{"id": m.ID, "name": m.Name, "status": status, "sandbox_id": m.Box, "size_bytes": m.Size, "created_at": m.Created}
+	return map[string]any{"id": m.ID, "name": m.Name, "status": status, "sandbox_id": m.Sandbox, "size_bytes": m.Size, "created_at": m.Created}
 }
 
 func (s *Server) listSnapshots(r *http.Request, tenant string) (any, error) {

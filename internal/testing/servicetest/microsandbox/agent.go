@@ -51,7 +51,7 @@ func (s *Server) agent(w http.ResponseWriter, r *http.Request) {
 	owner, err := s.Owner(r)
 	a := &agent{s: s, env: map[string]string{}, commands: map[uint32]driver.Process{}, files: map[uint64]*file{}}
 	if err == nil {
-		_, err = s.withBox(func(_ *http.Request, b *servicetest.CloudBox) (_ any, err error) {
+		_, err = s.withSandbox(func(_ *http.Request, b *servicetest.CloudSandbox) (_ any, err error) {
 			c, _ := s.Show(b).Request.(creation)
 			for _, e := range c.Env {
 				a.env[e.Key] = e.Value

@@ -39,7 +39,7 @@ func New(backing driver.Provider) *Server {
 	s := &Server{
 		kept: map[string]kept{},
 		Face: &servicetest.Face{
-			Cloud: servicetest.NewCloud(backing, servicetest.Words{
+			Cloud: servicetest.NewCloud(backing, servicetest.Statuses{
 				Starting: "starting", Running: running, Stopping: "stopping", Stopped: stopped, Failed: "failed", Deleted: removed,
 			}),
 			Format: func(_ *http.Request, f *servicetest.Failure) any {
@@ -51,19 +51,19 @@ func New(backing driver.Provider) *Server {
 	s.AddKey(Key, "00000000-0000-4000-8000-000000000001")
 	s.Handle("POST /v1/sandboxes", s.create)
 	s.Handle("GET /v1/sandboxes", func(r *http.Request, owner string) (any, error) {
-		return page(r, s.List(owner, nil), func(b servicetest.Box) string { return b.ID }, func(b servicetest.Box) any { return shown(b) }), nil
+		return page(r, s.List(owner, nil), func(b servicetest.Sandbox) string { return b.ID }, func(b servicetest.Sandbox) any { return shown(b) }), nil
 	})
 	const one = "/v1/sandboxes/{box}"
-	show := func(f func(b *servicetest.CloudBox) error) func(*http.Request, string) (any, error) {
-		return s.withBox(func(_ *http.Request, b *servicetest.CloudBox) (any, error) {
+	show := func(f func(b *servicetest.CloudSandbox) error) func(*http.Request, string) (any, error) {
+		return s.withSandbox(func(_ *http.Request, b *servicetest.CloudSandbox) (any, error) {
 			err := f(b)
 			return shown(s.Show(b)), err
 		})
 	}
-	s.Handle("GET "+one, show(func(*servicetest.CloudBox) error { return nil }))
+	s.Handle("GET "+one, show(func(*servicetest.CloudSandbox) error { return nil }))
 	s.Handle("POST "+one+"/start", show(s.Start))
 	s.Handle("POST "+one+"/stop", show(s.Stop))
-	s.Handle("DELETE "+one, s.withBox(func(_ *http.Request, b *servicetest.CloudBox) (any, error) {
+	s.Handle("DELETE "+one, s.withSandbox(func(_ *http.Request, b *servicetest.CloudSandbox) (any, error) {
 		return map[string]string{"message": "Sandbox removed"}, s.Delete(b)
 	}))
 	s.HandleFunc("GET "+one+"/agent", s.agent)
@@ -89,8 +89,8 @@ const nameHeader = "X-By-Name"
 // Commands returns how many commands run.
 func (s *Server) Commands() int { return int(s.commands.Load()) }
 
-// withBox is a call about one sandbox.
-func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, error)) func(*http.Request, string) (any, error) {
+// withSandbox is a call about one sandbox.
+func (s *Server) withSandbox(f func(r *http.Request, b *servicetest.CloudSandbox) (any, error)) func(*http.Request, string) (any, error) {
 	return func(r *http.Request, owner string) (any, error) {
 		text := r.PathValue("box")
 		b, err := s.Find(owner, text)
@@ -140,9 +140,9 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 		return nil, servicetest.FailAs(http.StatusBadRequest, "invalid_sandbox_config", "the sandbox needs a name, an image or a snapshot, and to be started")
 	}
 	id := servicetest.NewID()
-	box := servicetest.Box{ID: id[:8] + "-0000-4000-8000-" + id[8:], Name: c.Name, Owner: owner, Labels: c.Labels, Request: c}
+	sandbox := servicetest.Sandbox{ID: id[:8] + "-0000-4000-8000-" + id[8:], Name: c.Name, Owner: owner, Labels: c.Labels, Request: c}
 	seconds, _ := c.Lifecycle["max_duration_secs"].(float64)
-	b, err := s.Create(box, from)
+	b, err := s.Create(sandbox, from)
 	if err == servicetest.ErrTaken {
 		err = servicetest.FailAs(http.StatusConflict, "name_already_exists", "Sandbox %s already exists", c.Name)
 	}
@@ -156,7 +156,7 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 }
 
 // shown is a sandbox as the service shows it.
-func shown(b servicetest.Box) map[string]any {
+func shown(b servicetest.Sandbox) map[string]any {
 	c, _ := b.Request.(creation)
 	ephemeral, _ := c.Lifecycle["ephemeral"].(bool)
 	return map[string]any{

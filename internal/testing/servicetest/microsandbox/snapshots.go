@@ -13,7 +13,7 @@ import (
 
 // kept is the service's record of a snapshot, beside its files.
 type kept struct {
-	source servicetest.Box
+	source servicetest.Sandbox
 	labels map[string]string
 }
 

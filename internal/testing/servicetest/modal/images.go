@@ -117,7 +117,7 @@ func (s *Server) imageRoutes() {
 		return &modalapi.Empty{}, err
 	})
 	routed(s, "TaskSnapshotFilesystem", func(in *modalapi.SnapshotRequest) (string, string) { return in.Task, "" },
-		func(_ context.Context, b *servicetest.CloudBox, _ *execution, in *modalapi.SnapshotRequest) (*modalapi.Snapshot, error) {
+		func(_ context.Context, b *servicetest.CloudSandbox, _ *execution, in *modalapi.SnapshotRequest) (*modalapi.Snapshot, error) {
 			image := "im-" + sum(in.ID)
 			s.mu.Lock()
 			again := s.shots[in.ID] != ""

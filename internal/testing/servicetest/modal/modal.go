@@ -59,7 +59,7 @@ var results = map[string]int32{
 func New(backing driver.Provider) *Server {
 	s := &Server{
 		GRPC: &servicetest.GRPC{
-			Cloud: servicetest.NewCloud(backing, servicetest.Words{Starting: "starting", Running: running, Failed: "failed", Deleted: ended}), Views: views,
+			Cloud: servicetest.NewCloud(backing, servicetest.Statuses{Starting: "starting", Running: running, Failed: "failed", Deleted: ended}), Views: views,
 			Patience: func(seconds int) (string, any) {
 				return modalapi.RetryPolicyName, &modalapi.RetryPolicy{RetryAfter: float32(seconds)}
 			},
@@ -84,7 +84,7 @@ func New(backing driver.Provider) *Server {
 	})
 	servicetest.HandleStream(s.GRPC, modalapi.Client+"ImageJoinStreaming", s.join)
 	s.imageRoutes()
-	s.boxRoutes()
+	s.sandboxRoutes()
 	s.workerRoutes()
 	return s
 }
@@ -128,8 +128,8 @@ func (s *Server) hasApp(owner, id string) error {
 	return fail(connect.CodeNotFound, "App "+id+" not found")
 }
 
-// boxRoutes sets the methods for sandboxes.
-func (s *Server) boxRoutes() {
+// sandboxRoutes sets the methods for sandboxes.
+func (s *Server) sandboxRoutes() {
 	handle(s, "SandboxCreateV2", s.create)
 	handle(s, "SandboxListV2", s.list)
 	handle(s, "SandboxGetFromNameV2", func(_ context.Context, owner string, in *modalapi.NameRequest) (*modalapi.Named, error) {
@@ -160,7 +160,7 @@ func (s *Server) boxRoutes() {
 	handle(s, "SandboxTagsSetV2", func(_ context.Context, owner string, in *modalapi.TagsSet) (*modalapi.Empty, error) {
 		b, err := s.Find(owner, in.ID)
 		if err == nil {
-			s.Change(b, func(b *servicetest.Box) { b.Labels = labelsOf(in.Tags) })
+			s.Change(b, func(b *servicetest.Sandbox) { b.Labels = labelsOf(in.Tags) })
 		}
 		return &modalapi.Empty{}, err
 	})
@@ -199,7 +199,7 @@ func (s *Server) boxRoutes() {
 func taskOf(id string) string { return "ta-" + strings.TrimPrefix(id, "sb-") + "V" }
 
 // result is how a sandbox ended.
-func (s *Server) result(b *servicetest.CloudBox) *modalapi.Result {
+func (s *Server) result(b *servicetest.CloudSandbox) *modalapi.Result {
 	return &modalapi.Result{Status: results[s.Show(b).Status]}
 }
 
@@ -244,11 +244,11 @@ func (s *Server) create(_ context.Context, owner string, in *modalapi.CreateRequ
 	}
 	from, _ := s.Snapshot(owner, d.Image)
 	id := "sb-" + servicetest.NewID()
-	box := servicetest.Box{ID: id, Name: id, Owner: owner, Labels: labelsOf(in.Tags), Request: in, Ends: time.Now().Add(time.Duration(d.Timeout) * time.Second)}
+	sandbox := servicetest.Sandbox{ID: id, Name: id, Owner: owner, Labels: labelsOf(in.Tags), Request: in, Ends: time.Now().Add(time.Duration(d.Timeout) * time.Second)}
 	if d.Name != nil {
-		box.Name = *d.Name
+		sandbox.Name = *d.Name
 	}
-	if _, err := s.Create(box, from); err != nil {
+	if _, err := s.Create(sandbox, from); err != nil {
 		return nil, err
 	}
 	return &modalapi.Created{ID: id, Task: taskOf(id)}, nil

@@ -36,7 +36,7 @@ func handle[Req, Res any](s *Server, name string, f func(ctx context.Context, ow
 
 // routed sets a method of the workers. find returns the task and the command of
 // a request; without an ID there is no command yet.
-func routed[Req, Res any](s *Server, name string, find func(*Req) (task, id string), f func(ctx context.Context, b *servicetest.CloudBox, e *execution, in *Req) (*Res, error)) {
+func routed[Req, Res any](s *Server, name string, find func(*Req) (task, id string), f func(ctx context.Context, b *servicetest.CloudSandbox, e *execution, in *Req) (*Res, error)) {
 	servicetest.Handle(s.GRPC, modalapi.Router+name, func(ctx context.Context, h http.Header, in *Req) (*Res, error) {
 		task, id := find(in)
 		b, e, err := s.worker(h, task, id)

@@ -62,17 +62,17 @@ func (e *execution) wait(ctx context.Context, ready func() bool) error {
 }
 
 // worker checks the token of a request, and finds the sandbox and the command.
-func (s *Server) worker(h http.Header, task, id string) (*servicetest.CloudBox, *execution, error) {
+func (s *Server) worker(h http.Header, task, id string) (*servicetest.CloudSandbox, *execution, error) {
 	token, _ := strings.CutPrefix(h.Get("Authorization"), "Bearer ")
 	s.mu.Lock()
-	box, e := s.tokens[token], s.execs[task+"\n"+id]
+	sb, e := s.tokens[token], s.execs[task+"\n"+id]
 	owners := slices.Collect(maps.Values(s.keys))
 	s.mu.Unlock()
-	if box == "" || taskOf(box) != task {
+	if sb == "" || taskOf(sb) != task {
 		return nil, nil, fail(connect.CodeUnauthenticated, "The token is invalid or expired")
 	}
 	for _, owner := range owners {
-		if b, err := s.Find(owner, box); err == nil {
+		if b, err := s.Find(owner, sb); err == nil {
 			if id != "" && e == nil {
 				return b, nil, fail(connect.CodeNotFound, "There is no such exec")
 			}
@@ -107,19 +107,19 @@ func (s *Server) workerRoutes() {
 		return &modalapi.ExecEnd{Code: e.code}
 	}
 	routed(s, "TaskExecStart", func(in *modalapi.ExecStart) (string, string) { return in.Task, "" }, s.start)
-	routed(s, "TaskExecPoll", ref, func(_ context.Context, _ *servicetest.CloudBox, e *execution, _ *modalapi.ExecRef) (*modalapi.ExecEnd, error) {
+	routed(s, "TaskExecPoll", ref, func(_ context.Context, _ *servicetest.CloudSandbox, e *execution, _ *modalapi.ExecRef) (*modalapi.ExecEnd, error) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		return end(e), nil
 	})
-	routed(s, "TaskExecWait", ref, func(ctx context.Context, _ *servicetest.CloudBox, e *execution, _ *modalapi.ExecRef) (*modalapi.ExecEnd, error) {
+	routed(s, "TaskExecWait", ref, func(ctx context.Context, _ *servicetest.CloudSandbox, e *execution, _ *modalapi.ExecRef) (*modalapi.ExecEnd, error) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		err := e.wait(ctx, func() bool { return e.code != nil })
 		return end(e), err
 	})
 	routed(s, "TaskExecStdinWrite", func(in *modalapi.ExecWrite) (string, string) { return in.Task, in.ID },
-		func(_ context.Context, _ *servicetest.CloudBox, e *execution, in *modalapi.ExecWrite) (*modalapi.Empty, error) {
+		func(_ context.Context, _ *servicetest.CloudSandbox, e *execution, in *modalapi.ExecWrite) (*modalapi.Empty, error) {
 			e.mu.Lock()
 			skip := e.written - in.Offset
 			if in.Offset > e.written || e.eof {
@@ -145,8 +145,8 @@ func (s *Server) workerRoutes() {
 const killed int32 = 137
 
 // start starts a command, once for each ID.
-func (s *Server) start(_ context.Context, b *servicetest.CloudBox, _ *execution, in *modalapi.ExecStart) (*modalapi.Empty, error) {
-	box, awake, err := s.Machine(b)
+func (s *Server) start(_ context.Context, b *servicetest.CloudSandbox, _ *execution, in *modalapi.ExecStart) (*modalapi.Empty, error) {
+	sb, awake, err := s.Machine(b)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +173,7 @@ func (s *Server) start(_ context.Context, b *servicetest.CloudBox, _ *execution,
 			}
 		}
 	}
-	if e.p, err = box.Exec(awake, &cmd); err != nil {
+	if e.p, err = sb.Exec(awake, &cmd); err != nil {
 		s.mu.Lock()
 		delete(s.execs, key)
 		s.mu.Unlock()

@@ -28,7 +28,7 @@ type Machine interface {
 // machine is a sandbox of the fake.
 type machine struct {
 	s   *Server
-	b   *servicetest.CloudBox
+	b   *servicetest.CloudSandbox
 	env map[string]string
 }
 

@@ -39,7 +39,7 @@ type Server struct {
 
 	mu     sync.Mutex
 	mode   string
-	execds map[*servicetest.CloudBox]*Execd
+	execds map[*servicetest.CloudSandbox]*Execd
 	// deleting has the snapshots that were removed while a sandbox used them.
 	deleting map[string]bool
 }
@@ -47,9 +47,9 @@ type Server struct {
 // New returns a server. Its sandboxes are sandboxes of a provider.
 func New(backing driver.Provider) *Server {
 	s := &Server{
-		mode: Strict, execds: map[*servicetest.CloudBox]*Execd{}, deleting: map[string]bool{},
+		mode: Strict, execds: map[*servicetest.CloudSandbox]*Execd{}, deleting: map[string]bool{},
 		Face: &servicetest.Face{
-			Cloud: servicetest.NewCloud(backing, servicetest.Words{
+			Cloud: servicetest.NewCloud(backing, servicetest.Statuses{
 				Starting: "Pending", Running: "Running", Stopping: "Pausing", Stopped: "Paused", Failed: "Failed", Deleted: "Stopping",
 			}),
 			Format: func(_ *http.Request, f *servicetest.Failure) any {
@@ -59,23 +59,23 @@ func New(backing driver.Provider) *Server {
 		},
 	}
 	s.AddKey(Key, "team-1")
-	const box = "/v1/sandboxes/{box}"
+	const sandbox = "/v1/sandboxes/{box}"
 	s.handle("POST /v1/sandboxes", http.StatusAccepted, s.create)
 	s.handle("GET /v1/sandboxes", http.StatusOK, s.list)
-	s.handle("GET "+box, http.StatusOK, s.withBox(func(_ *http.Request, b *servicetest.CloudBox) (any, error) { return shown(s.Show(b)), nil }))
-	s.handle("DELETE "+box, http.StatusNoContent, s.withBox(func(_ *http.Request, b *servicetest.CloudBox) (any, error) { return nil, s.Delete(b) }))
-	s.handle("POST "+box+"/pause", http.StatusAccepted, s.withBox(func(_ *http.Request, b *servicetest.CloudBox) (any, error) { return nil, s.Stop(b) }))
-	s.handle("POST "+box+"/resume", http.StatusAccepted, s.withBox(func(_ *http.Request, b *servicetest.CloudBox) (any, error) { return nil, s.Start(b) }))
-	s.handle("PATCH "+box+"/metadata", http.StatusOK, s.withBox(s.change))
-	s.handle("POST "+box+"/renew-expiration", http.StatusOK, s.withBox(s.renew))
-	s.handle("GET "+box+"/networkpolicy", http.StatusOK, s.withBox(s.policy))
-	s.handle("GET "+box+"/endpoints/{port}", http.StatusOK, s.withBox(s.endpoint))
-	s.handle("POST "+box+"/snapshots", http.StatusAccepted, s.withBox(s.save))
+	s.handle("GET "+sandbox, http.StatusOK, s.withSandbox(func(_ *http.Request, b *servicetest.CloudSandbox) (any, error) { return shown(s.Show(b)), nil }))
+	s.handle("DELETE "+sandbox, http.StatusNoContent, s.withSandbox(func(_ *http.Request, b *servicetest.CloudSandbox) (any, error) { return nil, s.Delete(b) }))
+	s.handle("POST "+sandbox+"/pause", http.StatusAccepted, s.withSandbox(func(_ *http.Request, b *servicetest.CloudSandbox) (any, error) { return nil, s.Stop(b) }))
+	s.handle("POST "+sandbox+"/resume", http.StatusAccepted, s.withSandbox(func(_ *http.Request, b *servicetest.CloudSandbox) (any, error) { return nil, s.Start(b) }))
+	s.handle("PATCH "+sandbox+"/metadata", http.StatusOK, s.withSandbox(s.change))
+	s.handle("POST "+sandbox+"/renew-expiration", http.StatusOK, s.withSandbox(s.renew))
+	s.handle("GET "+sandbox+"/networkpolicy", http.StatusOK, s.withSandbox(s.policy))
+	s.handle("GET "+sandbox+"/endpoints/{port}", http.StatusOK, s.withSandbox(s.endpoint))
+	s.handle("POST "+sandbox+"/snapshots", http.StatusAccepted, s.withSandbox(s.save))
 	s.handle("GET /v1/snapshots", http.StatusOK, s.snapshots)
 	s.handle("GET /v1/snapshots/{snapshot}", http.StatusOK, s.withSnapshot(func(kept *servicetest.Snapshot) (any, error) { return s.shownSnapshot(*kept), nil }))
 	s.handle("DELETE /v1/snapshots/{snapshot}", http.StatusNoContent, s.withSnapshot(s.forget))
 	s.handle("POST /v1/metrics/events", http.StatusNoContent, func(*http.Request, string) (any, error) { return nil, nil })
-	s.HandleFunc(box+"/proxy/{port}/", s.proxy)
+	s.HandleFunc(sandbox+"/proxy/{port}/", s.proxy)
 	return s
 }
 
@@ -111,8 +111,8 @@ func (s *Server) handle(pattern string, status int, call func(r *http.Request, o
 	})
 }
 
-// withBox is a call about one sandbox.
-func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, error)) func(*http.Request, string) (any, error) {
+// withSandbox is a call about one sandbox.
+func (s *Server) withSandbox(f func(r *http.Request, b *servicetest.CloudSandbox) (any, error)) func(*http.Request, string) (any, error) {
 	return func(r *http.Request, owner string) (any, error) {
 		b, err := s.find(owner, r.PathValue("box"))
 		if err != nil {
@@ -123,7 +123,7 @@ func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, 
 }
 
 // find finds a sandbox. Of one that was removed, the server knows nothing.
-func (s *Server) find(owner, id string) (*servicetest.CloudBox, error) {
+func (s *Server) find(owner, id string) (*servicetest.CloudSandbox, error) {
 	b, err := s.Find(owner, id)
 	if err == nil && slices.Contains(s.Names(), id) {
 		return b, nil
@@ -181,11 +181,11 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 		return nil, err
 	}
 	id := servicetest.NewID()
-	box := servicetest.Box{ID: id, Name: id, Owner: owner, Labels: c.Metadata, Request: c}
+	sandbox := servicetest.Sandbox{ID: id, Name: id, Owner: owner, Labels: c.Metadata, Request: c}
 	if c.Timeout != nil {
-		box.Ends = time.Now().Add(time.Duration(*c.Timeout) * time.Second)
+		sandbox.Ends = time.Now().Add(time.Duration(*c.Timeout) * time.Second)
 	}
-	b, err := s.Create(box, from)
+	b, err := s.Create(sandbox, from)
 	if err != nil {
 		return nil, err
 	}
@@ -220,7 +220,7 @@ func label(metadata map[string]string) error {
 }
 
 // shown is a sandbox as the server shows it.
-func shown(b servicetest.Box) map[string]any {
+func shown(b servicetest.Sandbox) map[string]any {
 	c, _ := b.Request.(creation)
 	m := map[string]any{
 		"id": b.ID, "status": map[string]string{"state": b.Status}, "entrypoint": c.Entrypoint, "createdAt": b.Created, "image": map[string]string{"uri": c.Image.URI},
@@ -270,7 +270,7 @@ func paged(r *http.Request, all []any) any {
 }
 
 // save takes a snapshot of a sandbox that runs. Names are not unique.
-func (s *Server) save(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) save(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	var in struct{ Name string }
 	if r.ContentLength != 0 {
 		if err := servicetest.Read(r, &in); err != nil {
@@ -298,7 +298,7 @@ func (s *Server) shownSnapshot(kept servicetest.Snapshot) map[string]any {
 	case kept.Ready:
 		state = "Ready"
 	}
-	m := map[string]any{"id": kept.ID, "sandboxId": kept.Box, "status": map[string]string{"state": state}, "createdAt": kept.Created}
+	m := map[string]any{"id": kept.ID, "sandboxId": kept.Sandbox, "status": map[string]string{"state": state}, "createdAt": kept.Created}
 	if kept.Name != "" {
 		m["name"] = kept.Name
 	}
@@ -357,12 +357,12 @@ func (s *Server) forget(kept *servicetest.Snapshot) (any, error) {
 	return nil, nil
 }
 
-func (s *Server) change(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) change(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	var patch map[string]*string
 	if err := servicetest.Read(r, &patch); err != nil {
 		return nil, err
 	}
-	s.Change(b, func(b *servicetest.Box) {
+	s.Change(b, func(b *servicetest.Sandbox) {
 		now := map[string]string{}
 		for k, v := range b.Labels {
 			now[k] = v
@@ -377,7 +377,7 @@ func (s *Server) change(r *http.Request, b *servicetest.CloudBox) (any, error) {
 	return shown(s.Show(b)), nil
 }
 
-func (s *Server) renew(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) renew(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	var in struct {
 		At time.Time `json:"expiresAt"`
 	}
@@ -387,12 +387,12 @@ func (s *Server) renew(r *http.Request, b *servicetest.CloudBox) (any, error) {
 	if s.Show(b).Ends.IsZero() {
 		return nil, servicetest.FailAs(http.StatusConflict, "DOCKER::INVALID_EXPIRATION", "it does not have automatic expiration enabled")
 	}
-	s.Change(b, func(b *servicetest.Box) { b.Ends = in.At })
+	s.Change(b, func(b *servicetest.Sandbox) { b.Ends = in.At })
 	return map[string]any{"expiresAt": in.At}, nil
 }
 
 // policy answers with the rules of a sandbox's sidecar, if it has one.
-func (s *Server) policy(_ *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) policy(_ *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	c, _ := s.Show(b).Request.(creation)
 	if c.Network == nil {
 		return nil, servicetest.FailAs(http.StatusBadGateway, "BACKEND_CONNECTION_FAILED", "Could not connect to the backend sandbox")
@@ -402,7 +402,7 @@ func (s *Server) policy(_ *http.Request, b *servicetest.CloudBox) (any, error) {
 	return map[string]any{"status": "ok", "mode": "deny_all", "enforcementMode": s.mode, "policy": c.Network}, nil
 }
 
-func (s *Server) endpoint(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) endpoint(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	at := fmt.Sprintf("%s/v1/sandboxes/%s/proxy/%s", r.Host, s.Show(b).ID, r.PathValue("port"))
 	return map[string]any{"endpoint": at}, nil
 }
@@ -410,7 +410,7 @@ func (s *Server) endpoint(r *http.Request, b *servicetest.CloudBox) (any, error)
 // proxy forwards requests to what listens in a sandbox.
 func (s *Server) proxy(w http.ResponseWriter, r *http.Request) {
 	owner, err := s.Owner(r)
-	var b *servicetest.CloudBox
+	var b *servicetest.CloudSandbox
 	if err == nil {
 		b, err = s.find(owner, r.PathValue("box"))
 	}
@@ -438,7 +438,7 @@ func (s *Server) proxy(w http.ResponseWriter, r *http.Request) {
 }
 
 // execd returns the daemon in a sandbox.
-func (s *Server) execd(b *servicetest.CloudBox) *Execd {
+func (s *Server) execd(b *servicetest.CloudSandbox) *Execd {
 	c, _ := s.Show(b).Request.(creation)
 	s.mu.Lock()
 	defer s.mu.Unlock()

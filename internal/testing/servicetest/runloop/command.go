@@ -17,7 +17,7 @@ import (
 
 func (s *Server) commandRoutes() {
 	const at, one = "/v1/devboxes/{box}", "/v1/devboxes/{box}/executions/{command}"
-	s.Handle("POST "+at+"/execute", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	s.Handle("POST "+at+"/execute", s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 		c, err := s.start(r, b)
 		if err != nil {
 			return nil, err
@@ -29,7 +29,7 @@ func (s *Server) commandRoutes() {
 		}
 		return c.shown(), nil
 	}))
-	s.Handle("POST "+at+"/execute_async", s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	s.Handle("POST "+at+"/execute_async", s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 		c, err := s.start(r, b)
 		if err != nil {
 			return nil, err
@@ -38,8 +38,8 @@ func (s *Server) commandRoutes() {
 	}))
 	shown := s.withCommand(func(c *command) any { return c.shown() })
 	s.Handle("GET "+at+"/{kind}/{command}", func(r *http.Request, owner string) (any, error) { // two routes that overlap
-		switch box, kind := r.PathValue("box"), r.PathValue("kind"); {
-		case box == snapshots && r.PathValue("command") == "status":
+		switch sb, kind := r.PathValue("box"), r.PathValue("kind"); {
+		case sb == snapshots && r.PathValue("command") == "status":
 			return s.snapshotStatus(owner, kind)
 		case kind == "executions":
 			return shown(r, owner)
@@ -59,19 +59,19 @@ func (s *Server) commandRoutes() {
 	}))
 	s.HandleRaw("GET "+one+"/stream_stdout_updates", s.stream(servicetest.Stdout))
 	s.HandleRaw("GET "+one+"/stream_stderr_updates", s.stream(servicetest.Stderr))
-	s.Handle("POST "+at+"/upload_file", s.withBox(s.upload))
+	s.Handle("POST "+at+"/upload_file", s.withSandbox(s.upload))
 	s.HandleRaw("POST "+at+"/download_file", s.download)
 }
 
 // command is a command of a sandbox.
 type command struct {
 	*servicetest.Log
-	id, key, box string
-	optimistic   time.Duration // how long to wait for its end
+	id, key, sandbox string
+	optimistic       time.Duration // how long to wait for its end
 }
 
 func (c *command) shown() map[string]any {
-	m := map[string]any{"devbox_id": c.box, "execution_id": c.id, "status": "running"}
+	m := map[string]any{"devbox_id": c.sandbox, "execution_id": c.id, "status": "running"}
 	if code := c.Code(); code != nil {
 		m["status"], m["exit_status"] = "completed", *code
 		m["stdout"], m["stderr"] = c.Text(servicetest.Stdout), c.Text(servicetest.Stderr)
@@ -92,7 +92,7 @@ func (s *Server) Commands() (n int) {
 }
 
 // start starts a command, once for each ID that the client gives.
-func (s *Server) start(r *http.Request, b *servicetest.CloudBox) (*command, error) {
+func (s *Server) start(r *http.Request, b *servicetest.CloudSandbox) (*command, error) {
 	var in struct {
 		Command    string `json:"command"`
 		ID         string `json:"command_id"`
@@ -101,33 +101,33 @@ func (s *Server) start(r *http.Request, b *servicetest.CloudBox) (*command, erro
 	if err := servicetest.Read(r, &in); err != nil {
 		return nil, err
 	}
-	box, awake, err := s.Machine(b)
+	sb, awake, err := s.Machine(b)
 	if err != nil {
 		return nil, servicetest.Fail(http.StatusBadRequest, "Devbox is not running")
 	}
 	now := s.Show(b)
 	made, _ := now.Request.(creation)
-	c := &command{id: "exec_" + servicetest.NewID(), key: in.ID, box: now.ID, optimistic: 25 * time.Second}
+	c := &command{id: "exec_" + servicetest.NewID(), key: in.ID, sandbox: now.ID, optimistic: 25 * time.Second}
 	if in.Optimistic != nil {
 		c.optimistic = time.Duration(*in.Optimistic) * time.Second
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if i := slices.IndexFunc(s.commands, func(o *command) bool { return in.ID != "" && o.key == in.ID && o.box == c.box }); i >= 0 {
+	if i := slices.IndexFunc(s.commands, func(o *command) bool { return in.ID != "" && o.key == in.ID && o.sandbox == c.sandbox }); i >= 0 {
 		return s.commands[i], nil
 	}
-	c.Log = s.Logged(awake, box, sandbox.Command{Args: []string{"/bin/sh", "-c", in.Command}, Env: made.Env})
+	c.Log = s.Logged(awake, sb, sandbox.Command{Args: []string{"/bin/sh", "-c", in.Command}, Env: made.Env})
 	s.commands = append(s.commands, c)
 	return c, nil
 }
 
 // find finds a command of a sandbox.
-func (s *Server) find(r *http.Request, b *servicetest.CloudBox) (*command, error) {
+func (s *Server) find(r *http.Request, b *servicetest.CloudSandbox) (*command, error) {
 	id := s.Show(b).ID
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.commands {
-		if c.box == id && c.id == r.PathValue("command") {
+		if c.sandbox == id && c.id == r.PathValue("command") {
 			return c, nil
 		}
 	}
@@ -135,7 +135,7 @@ func (s *Server) find(r *http.Request, b *servicetest.CloudBox) (*command, error
 }
 
 func (s *Server) withCommand(f func(c *command) any) func(*http.Request, string) (any, error) {
-	return s.withBox(func(r *http.Request, b *servicetest.CloudBox) (any, error) {
+	return s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 		c, err := s.find(r, b)
 		if err != nil {
 			return nil, err
@@ -147,7 +147,7 @@ func (s *Server) withCommand(f func(c *command) any) func(*http.Request, string)
 // stream sends the output of a command from an offset to its end as events.
 func (s *Server) stream(name string) func(http.ResponseWriter, *http.Request, string) error {
 	return func(w http.ResponseWriter, r *http.Request, owner string) error {
-		b, err := s.box(r, owner)
+		b, err := s.sandbox(r, owner)
 		if err != nil {
 			return err
 		}
@@ -187,12 +187,12 @@ func absolute(name string) string {
 
 // upload writes the file of a form: fields path and file, in this order or the
 // other.
-func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
-	box, _, err := s.Machine(b)
+func (s *Server) upload(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
+	sb, _, err := s.Machine(b)
 	if err != nil {
 		return nil, servicetest.Fail(http.StatusBadRequest, "Devbox is not running")
 	}
-	fs, err := servicetest.Files(box)
+	fs, err := servicetest.Files(sb)
 	if err != nil {
 		return nil, err
 	}
@@ -228,16 +228,16 @@ func (s *Server) upload(r *http.Request, b *servicetest.CloudBox) (any, error) {
 
 func (s *Server) download(w http.ResponseWriter, r *http.Request, owner string) error {
 	var in struct{ Path string }
-	b, err := s.box(r, owner)
+	b, err := s.sandbox(r, owner)
 	if err == nil {
 		err = servicetest.Read(r, &in)
 	}
 	if err != nil {
 		return err
 	}
-	box, _, err := s.Machine(b)
+	sb, _, err := s.Machine(b)
 	if err != nil {
 		return err
 	}
-	return servicetest.SendFile(w, r, box, absolute(in.Path))
+	return servicetest.SendFile(w, r, sb, absolute(in.Path))
 }

@@ -39,7 +39,7 @@ const (
 func New(backing driver.Provider) *Server {
 	s := &Server{
 		Face: &servicetest.Face{
-			Cloud: servicetest.NewCloud(backing, servicetest.Words{
+			Cloud: servicetest.NewCloud(backing, servicetest.Statuses{
 				Starting: "provisioning", Running: running, Stopping: "suspending", Stopped: suspended, Failed: "failure", Deleted: shutdown,
 			}),
 			Format: func(_ *http.Request, f *servicetest.Failure) any {
@@ -49,19 +49,19 @@ func New(backing driver.Provider) *Server {
 		},
 	}
 	s.AddKey(Key, "org-1")
-	show := func(f func(b *servicetest.CloudBox) error) func(*http.Request, *servicetest.CloudBox) (any, error) {
-		return func(_ *http.Request, b *servicetest.CloudBox) (any, error) {
+	show := func(f func(b *servicetest.CloudSandbox) error) func(*http.Request, *servicetest.CloudSandbox) (any, error) {
+		return func(_ *http.Request, b *servicetest.CloudSandbox) (any, error) {
 			err := f(b)
 			return shown(s.Show(b)), err
 		}
 	}
 	s.Handle("POST /v1/devboxes", s.create)
 	s.Handle("GET /v1/devboxes", s.list)
-	s.Handle("GET /v1/devboxes/{box}", s.withBox(show(func(*servicetest.CloudBox) error { return nil })))
-	s.Handle("POST /v1/devboxes/{box}", s.withBox(s.change))
-	s.Handle("POST /v1/devboxes/{box}/suspend", s.withBox(show(s.Stop)))
-	s.Handle("POST /v1/devboxes/{box}/resume", s.withBox(show(s.Start)))
-	s.Handle("POST /v1/devboxes/{box}/shutdown", s.withBox(show(s.Delete)))
+	s.Handle("GET /v1/devboxes/{box}", s.withSandbox(show(func(*servicetest.CloudSandbox) error { return nil })))
+	s.Handle("POST /v1/devboxes/{box}", s.withSandbox(s.change))
+	s.Handle("POST /v1/devboxes/{box}/suspend", s.withSandbox(show(s.Stop)))
+	s.Handle("POST /v1/devboxes/{box}/resume", s.withSandbox(show(s.Start)))
+	s.Handle("POST /v1/devboxes/{box}/shutdown", s.withSandbox(show(s.Delete)))
 	s.Handle("POST /v1/network-policies", s.createPolicy)
 	s.Handle("GET /v1/network-policies", s.listPolicies)
 	s.snapshotRoutes()
@@ -69,10 +69,10 @@ func New(backing driver.Provider) *Server {
 	return s
 }
 
-// withBox is a call about one sandbox.
-func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, error)) func(*http.Request, string) (any, error) {
+// withSandbox is a call about one sandbox.
+func (s *Server) withSandbox(f func(r *http.Request, b *servicetest.CloudSandbox) (any, error)) func(*http.Request, string) (any, error) {
 	return func(r *http.Request, owner string) (any, error) {
-		b, err := s.box(r, owner)
+		b, err := s.sandbox(r, owner)
 		if err != nil {
 			return nil, err
 		}
@@ -80,8 +80,8 @@ func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, 
 	}
 }
 
-// box finds the sandbox in a request. One that has ended is still shown.
-func (s *Server) box(r *http.Request, owner string) (*servicetest.CloudBox, error) {
+// sandbox finds the sandbox in a request. One that has ended is still shown.
+func (s *Server) sandbox(r *http.Request, owner string) (*servicetest.CloudSandbox, error) {
 	b, err := s.Find(owner, r.PathValue("box"))
 	if err != nil {
 		return nil, servicetest.Fail(http.StatusNotFound, "Devbox %s not found", r.PathValue("box"))
@@ -134,7 +134,7 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 		}
 	}
 	id := "dbx" + servicetest.NewID()
-	b, err := s.Create(servicetest.Box{
+	b, err := s.Create(servicetest.Sandbox{
 		ID: id, Name: id, Owner: owner, Labels: c.Metadata, Request: c, Ends: time.Now().Add(time.Duration(c.Launch.KeepAlive) * time.Second),
 	}, from)
 	if err != nil {
@@ -147,7 +147,7 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 }
 
 // shown is a sandbox as the service shows it.
-func shown(b servicetest.Box) map[string]any {
+func shown(b servicetest.Sandbox) map[string]any {
 	c, _ := b.Request.(creation)
 	metadata := b.Labels
 	if metadata == nil {
@@ -189,7 +189,7 @@ func (s *Server) list(r *http.Request, owner string) (any, error) {
 	return map[string]any{"devboxes": items, "has_more": more}, nil
 }
 
-func (s *Server) change(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) change(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	var in struct {
 		Metadata map[string]string `json:"metadata"`
 	}
@@ -197,7 +197,7 @@ func (s *Server) change(r *http.Request, b *servicetest.CloudBox) (any, error) {
 		return nil, err
 	}
 	if in.Metadata != nil {
-		s.Change(b, func(b *servicetest.Box) { b.Labels = in.Metadata })
+		s.Change(b, func(b *servicetest.Sandbox) { b.Labels = in.Metadata })
 	}
 	return shown(s.Show(b)), nil
 }
@@ -213,13 +213,13 @@ type policy struct {
 }
 
 type egress struct {
-	All     bool     `json:"allow_all"`
-	Names   []string `json:"allowed_hostnames"`
-	CIDRs   []any    `json:"allowed_cidrs"`
-	Boxes   bool     `json:"allow_devbox_to_devbox"`
-	Mirrors bool     `json:"allow_runloop_mirrors"`
-	Gateway bool     `json:"allow_agent_gateway"`
-	MCP     bool     `json:"allow_mcp_gateway"`
+	All       bool     `json:"allow_all"`
+	Names     []string `json:"allowed_hostnames"`
+	CIDRs     []any    `json:"allowed_cidrs"`
+	Sandboxes bool     `json:"allow_devbox_to_devbox"`
+	Mirrors   bool     `json:"allow_runloop_mirrors"`
+	Gateway   bool     `json:"allow_agent_gateway"`
+	MCP       bool     `json:"allow_mcp_gateway"`
 }
 
 func (s *Server) hasPolicy(owner, id string) bool {

@@ -20,7 +20,7 @@ type labels struct {
 
 func (s *Server) snapshotRoutes() {
 	const all = "/v1/devboxes/" + snapshots
-	s.Handle("POST /v1/devboxes/{box}/snapshot_disk_async", s.withBox(s.capture))
+	s.Handle("POST /v1/devboxes/{box}/snapshot_disk_async", s.withSandbox(s.capture))
 	s.Handle("GET "+all, s.listSnapshots)
 	s.Handle("POST "+all+"/{snapshot}/delete", func(r *http.Request, owner string) (any, error) {
 		m, err := s.snapshot(owner, r.PathValue("snapshot"))
@@ -40,7 +40,7 @@ func (s *Server) snapshot(owner, id string) (*servicetest.Snapshot, error) {
 }
 
 // capture begins to save the disk of a sandbox, which must run.
-func (s *Server) capture(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) capture(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	var in labels
 	if err := servicetest.ReadStrictly(r, &in); err != nil {
 		return nil, err
@@ -75,7 +75,7 @@ func shownSnapshot(m servicetest.Snapshot) map[string]any {
 		in.Metadata = map[string]string{}
 	}
 	return map[string]any{
-		"id": m.ID, "name": in.Name, "commit_message": in.Message, "metadata": in.Metadata, "create_time_ms": m.Created.UnixMilli(), "source_devbox_id": m.Box,
+		"id": m.ID, "name": in.Name, "commit_message": in.Message, "metadata": in.Metadata, "create_time_ms": m.Created.UnixMilli(), "source_devbox_id": m.Sandbox,
 		"size_bytes": m.Size,
 	}
 }
@@ -92,8 +92,8 @@ func (s *Server) listSnapshots(r *http.Request, owner string) (any, error) {
 				return true
 			}
 		}
-		box := q.Get("devbox_id")
-		return box != "" && m.Box != box
+		sandbox := q.Get("devbox_id")
+		return sandbox != "" && m.Sandbox != sandbox
 	})
 	if i := slices.IndexFunc(all, func(m servicetest.Snapshot) bool { return m.ID == q.Get("starting_after") }); i >= 0 {
 		all = all[i+1:]

@@ -57,12 +57,12 @@ func (s *Server) inside(f func(http.ResponseWriter, *http.Request, *machine) err
 				token = t
 			}
 		}
-		b := s.box(id)
+		b := s.sandbox(id)
 		if b == nil {
 			s.Refuse(w, r, servicetest.FailAs(http.StatusNotFound, "sandbox_route_stale", "no route"))
 			return
 		}
-		in, awake, err := s.Machine(b.CloudBox)
+		in, awake, err := s.Machine(b.CloudSandbox)
 		if err != nil {
 			http.Error(w, "sandbox is paused", http.StatusServiceUnavailable)
 			return

@@ -13,11 +13,11 @@ import (
 )
 
 func (s *Server) resourceRoutes() {
-	s.Handle("GET /sandboxes/{id}/preview-ports", s.withBox(s.listPorts))
-	s.Handle("POST /sandboxes/{id}/preview-ports", s.withBox(s.publish))
+	s.Handle("GET /sandboxes/{id}/preview-ports", s.withSandbox(s.listPorts))
+	s.Handle("POST /sandboxes/{id}/preview-ports", s.withSandbox(s.publish))
 	s.Handle("DELETE /sandboxes/{id}/preview-ports/{port}", s.withPort(unpublish))
 	s.Handle("POST /sandboxes/{id}/preview-ports/{port}/token", s.withPort(portToken))
-	s.Handle("POST /sandboxes/{id}/snapshot", s.withBox(s.capture))
+	s.Handle("POST /sandboxes/{id}/snapshot", s.withSandbox(s.capture))
 	s.Handle("GET /sandboxes/{id}/snapshots", s.snapshotsOf)
 	s.Handle("GET /snapshots/{id}", s.withSnapshot(func(m *servicetest.Snapshot) (any, error) { return shownSnapshot(m), nil }))
 	s.Handle("DELETE /snapshots/{id}", s.withSnapshot(func(m *servicetest.Snapshot) (any, error) {
@@ -33,16 +33,16 @@ func (s *Server) resourceRoutes() {
 // capture is the request for a snapshot, and its sandbox. The cloud has its key as
 // a name: the same key is the same snapshot.
 type capture struct {
-	Kind string `json:"kind"`
-	Key  string `json:"idempotency_key"`
-	Name string `json:"name"`
-	box  string
+	Kind    string `json:"kind"`
+	Key     string `json:"idempotency_key"`
+	Name    string `json:"name"`
+	sandbox string
 }
 
 func shownSnapshot(m *servicetest.Snapshot) map[string]any {
 	c, _ := m.Request.(capture)
 	shown := map[string]any{
-		"id": m.ID, "sandbox_id": c.box, "kind": c.Kind, "status": "creating", "name": c.Name, "size_bytes": m.Size, "created_at": m.Created,
+		"id": m.ID, "sandbox_id": c.sandbox, "kind": c.Kind, "status": "creating", "name": c.Name, "size_bytes": m.Size, "created_at": m.Created,
 	}
 	if m.Ready {
 		shown["status"], shown["ready_at"] = "ready", m.Created
@@ -50,7 +50,7 @@ func shownSnapshot(m *servicetest.Snapshot) map[string]any {
 	return shown
 }
 
-func (s *Server) capture(r *http.Request, b *box) (any, error) {
+func (s *Server) capture(r *http.Request, b *serviceSandbox) (any, error) {
 	var c capture
 	if err := servicetest.ReadStrictly(r, &c); err != nil {
 		return nil, err
@@ -58,11 +58,11 @@ func (s *Server) capture(r *http.Request, b *box) (any, error) {
 	if c.Kind != "mem+fs" || c.Key == "" {
 		return nil, servicetest.Fail(http.StatusBadRequest, "kind and idempotency_key are required")
 	}
-	now := s.Show(b.CloudBox)
-	c.box = now.Name
+	now := s.Show(b.CloudSandbox)
+	c.sandbox = now.Name
 	m, err := s.Snapshot(now.Owner, c.Key)
 	if err != nil {
-		if _, err = s.Save(b.CloudBox, servicetest.Snapshot{ID: servicetest.UUID(), Name: c.Key, Request: c}); err == nil {
+		if _, err = s.Save(b.CloudSandbox, servicetest.Snapshot{ID: servicetest.UUID(), Name: c.Key, Request: c}); err == nil {
 			m, err = s.Snapshot(now.Owner, c.Key)
 		}
 	}
@@ -100,7 +100,7 @@ type published struct {
 	tokens  map[string]time.Time // and when they end
 }
 
-func (s *Server) listPorts(_ *http.Request, b *box) (any, error) {
+func (s *Server) listPorts(_ *http.Request, b *serviceSandbox) (any, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ports := []published{}
@@ -110,7 +110,7 @@ func (s *Server) listPorts(_ *http.Request, b *box) (any, error) {
 	return map[string]any{"preview_access": b.Preview, "ports": ports}, nil
 }
 
-func (s *Server) publish(r *http.Request, b *box) (any, error) {
+func (s *Server) publish(r *http.Request, b *serviceSandbox) (any, error) {
 	var c published
 	if err := servicetest.ReadStrictly(r, &c); err != nil {
 		return nil, err
@@ -129,8 +129,8 @@ func (s *Server) publish(r *http.Request, b *box) (any, error) {
 }
 
 // withPort is a call about a published port, with the mutex held.
-func (s *Server) withPort(f func(r *http.Request, b *box, p *published) (any, error)) func(*http.Request, string) (any, error) {
-	return s.withBox(func(r *http.Request, b *box) (any, error) {
+func (s *Server) withPort(f func(r *http.Request, b *serviceSandbox, p *published) (any, error)) func(*http.Request, string) (any, error) {
+	return s.withSandbox(func(r *http.Request, b *serviceSandbox) (any, error) {
 		n, _ := strconv.Atoi(r.PathValue("port"))
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -141,12 +141,12 @@ func (s *Server) withPort(f func(r *http.Request, b *box, p *published) (any, er
 	})
 }
 
-func unpublish(_ *http.Request, b *box, p *published) (any, error) {
+func unpublish(_ *http.Request, b *serviceSandbox, p *published) (any, error) {
 	delete(b.ports, p.Port)
 	return servicetest.Reply{Status: http.StatusNoContent}, nil
 }
 
-func portToken(r *http.Request, b *box, p *published) (any, error) {
+func portToken(r *http.Request, b *serviceSandbox, p *published) (any, error) {
 	c := struct {
 		Life int64 `json:"expires_in_seconds"`
 	}{7 * day}
@@ -170,12 +170,12 @@ func portToken(r *http.Request, b *box, p *published) (any, error) {
 func (s *Server) preview(w http.ResponseWriter, r *http.Request, port, id string) {
 	n, _ := strconv.Atoi(port)
 	token := cmp.Or(r.Header.Get("X-Superserve-Preview-Token"), r.URL.Query().Get("superserve_token"))
-	b := s.box(id)
+	b := s.sandbox(id)
 	if b == nil {
 		http.NotFound(w, r)
 		return
 	}
-	in, _, err := s.Machine(b.CloudBox)
+	in, _, err := s.Machine(b.CloudSandbox)
 	s.mu.Lock()
 	p := b.ports[n]
 	allowed := p != nil && (p.Access == "public" || time.Now().Before(p.tokens[token]))

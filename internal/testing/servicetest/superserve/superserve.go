@@ -54,10 +54,10 @@ type Server struct {
 	secrets   map[string]string // their teams by name
 }
 
-// box is the service's record of a sandbox besides the cloud, which has its ID
+// serviceSandbox is the service's record of a sandbox besides the cloud, which has its ID
 // as a name. The fields are the server's, under its mutex.
-type box struct {
-	*servicetest.CloudBox
+type serviceSandbox struct {
+	*servicetest.CloudSandbox
 	creation
 	token string // empty: it is being made
 	ports map[int]*published
@@ -68,7 +68,7 @@ type box struct {
 func New(backing driver.Provider) *Server {
 	s := &Server{
 		Face: &servicetest.Face{
-			Cloud: servicetest.NewCloud(backing, servicetest.Words{
+			Cloud: servicetest.NewCloud(backing, servicetest.Statuses{
 				Starting: Starting, Running: Active, Failed: Failed, Deleted: Deleted,
 			}),
 			Format: failure, Denied: servicetest.Failure{Status: http.StatusUnauthorized, Message: "invalid API key"},
@@ -80,12 +80,12 @@ func New(backing driver.Provider) *Server {
 	s.AddKey(Key, Team)
 	s.Handle("POST /sandboxes", s.create)
 	s.Handle("GET /sandboxes", s.list)
-	s.Handle("GET /sandboxes/{id}", s.withBox(func(_ *http.Request, b *box) (any, error) { return s.shown(b), nil }))
-	s.Handle("PATCH /sandboxes/{id}", s.withBox(s.patch))
-	s.Handle("DELETE /sandboxes/{id}", s.withBox(s.delete))
-	s.Handle("POST /sandboxes/{id}/activate", s.withBox(s.activate))
-	s.Handle("POST /sandboxes/{id}/pause", s.withBox(s.pause))
-	s.Handle("POST /sandboxes/{id}/resume", s.withBox(s.resume))
+	s.Handle("GET /sandboxes/{id}", s.withSandbox(func(_ *http.Request, b *serviceSandbox) (any, error) { return s.shown(b), nil }))
+	s.Handle("PATCH /sandboxes/{id}", s.withSandbox(s.patch))
+	s.Handle("DELETE /sandboxes/{id}", s.withSandbox(s.delete))
+	s.Handle("POST /sandboxes/{id}/activate", s.withSandbox(s.activate))
+	s.Handle("POST /sandboxes/{id}/pause", s.withSandbox(s.pause))
+	s.Handle("POST /sandboxes/{id}/resume", s.withSandbox(s.resume))
 	s.resourceRoutes()
 	s.dataRoutes()
 	return s
@@ -120,24 +120,24 @@ func notFound(what, id string) error {
 	return servicetest.Fail(http.StatusNotFound, "%s %s not found", what, id)
 }
 
-// withBox is a call about one sandbox.
-func (s *Server) withBox(f func(r *http.Request, b *box) (any, error)) func(*http.Request, string) (any, error) {
+// withSandbox is a call about one sandbox.
+func (s *Server) withSandbox(f func(r *http.Request, b *serviceSandbox) (any, error)) func(*http.Request, string) (any, error) {
 	return func(r *http.Request, team string) (any, error) {
-		b := s.box(r.PathValue("id"))
-		if b == nil || s.Show(b.CloudBox).Owner != team {
+		b := s.sandbox(r.PathValue("id"))
+		if b == nil || s.Show(b.CloudSandbox).Owner != team {
 			return nil, notFound("sandbox", r.PathValue("id"))
 		}
 		return f(r, b)
 	}
 }
 
-// box finds a sandbox of any team, or nil.
-func (s *Server) box(id string) *box {
+// sandbox finds a sandbox of any team, or nil.
+func (s *Server) sandbox(id string) *serviceSandbox {
 	found, err := s.Find("", id)
 	if err != nil {
 		return nil
 	}
-	b, _ := s.Show(found).Request.(*box)
+	b, _ := s.Show(found).Request.(*serviceSandbox)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if b.token == "" {
@@ -232,7 +232,7 @@ func (s *Server) create(r *http.Request, team string) (any, error) {
 		}
 	}
 	c.Preview = cmp.Or(c.Preview, "legacy_public")
-	b := &box{creation: c, ports: map[int]*published{}}
+	b := &serviceSandbox{creation: c, ports: map[int]*published{}}
 	if b.Metadata == nil {
 		b.Metadata = map[string]string{}
 	}
@@ -250,8 +250,8 @@ func (s *Server) create(r *http.Request, team string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if b.CloudBox, err = s.Create(servicetest.Box{ID: servicetest.NewID(), Name: servicetest.UUID(), Owner: team, Labels: b.Metadata, Request: b}, from); err == nil {
-		err = s.Wait(b.CloudBox)
+	if b.CloudSandbox, err = s.Create(servicetest.Sandbox{ID: servicetest.NewID(), Name: servicetest.UUID(), Owner: team, Labels: b.Metadata, Request: b}, from); err == nil {
+		err = s.Wait(b.CloudSandbox)
 	}
 	if err != nil {
 		return nil, err
@@ -260,8 +260,8 @@ func (s *Server) create(r *http.Request, team string) (any, error) {
 	return servicetest.Reply{Status: http.StatusCreated, Body: s.withToken(b)}, nil
 }
 
-func (s *Server) shown(b *box) facts {
-	now := s.Show(b.CloudBox)
+func (s *Server) shown(b *serviceSandbox) facts {
+	now := s.Show(b.CloudSandbox)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f := facts{ID: now.Name, Status: now.Status, VCPUs: 1, Memory: 1024, Created: now.Created, settings: b.settings, Source: b.Snapshot}
@@ -272,7 +272,7 @@ func (s *Server) shown(b *box) facts {
 }
 
 // withToken issues a new token. The former one is not valid any more.
-func (s *Server) withToken(b *box) facts {
+func (s *Server) withToken(b *serviceSandbox) facts {
 	f := s.shown(b)
 	payload, _ := json.Marshal(map[string]any{"e": time.Now().Add(time.Hour).Unix(), "n": rand.Text()})
 	f.Token, f.Hint = "tok_"+rand.Text(), "v1."+base64.RawURLEncoding.EncodeToString(payload)+".c2ln"
@@ -284,17 +284,17 @@ func (s *Server) withToken(b *box) facts {
 
 // Rotate takes a sandbox's token back, as another client does that connects.
 func (s *Server) Rotate(id string) {
-	if b := s.box(id); b != nil {
+	if b := s.sandbox(id); b != nil {
 		s.withToken(b)
 	}
 }
 
 // limit makes an active sandbox pause when its time is over.
-func (s *Server) limit(b *box) {
+func (s *Server) limit(b *serviceSandbox) {
 	b.timer.Set(0, nil)
 	if timeout := s.shown(b).Timeout; timeout != nil {
 		b.timer.Set(time.Duration(*timeout)*time.Second, func() {
-			if s.Pause(b.CloudBox) == nil {
+			if s.Pause(b.CloudSandbox) == nil {
 				_ = s.paused(b)
 			}
 		})
@@ -302,30 +302,30 @@ func (s *Server) limit(b *box) {
 }
 
 // paused waits until a sandbox is paused. If it was to be deleted then, it is.
-func (s *Server) paused(b *box) error {
-	err := s.Wait(b.CloudBox)
+func (s *Server) paused(b *serviceSandbox) error {
+	err := s.Wait(b.CloudSandbox)
 	after := s.shown(b).AutoDelete
 	if b.timer.Set(0, nil); err != nil || after == nil {
 		return err
 	}
 	if *after == 0 {
-		return s.Remove(context.Background(), b.CloudBox)
+		return s.Remove(context.Background(), b.CloudSandbox)
 	}
-	b.timer.Set(time.Duration(*after)*time.Second, func() { _ = s.Remove(context.Background(), b.CloudBox) })
+	b.timer.Set(time.Duration(*after)*time.Second, func() { _ = s.Remove(context.Background(), b.CloudSandbox) })
 	return nil
 }
 
 // pause answers when the sandbox is paused or, if the client prefers that, when
 // it has begun.
-func (s *Server) pause(r *http.Request, b *box) (any, error) {
+func (s *Server) pause(r *http.Request, b *serviceSandbox) (any, error) {
 	done := servicetest.Reply{Status: http.StatusNoContent}
-	switch s.Show(b.CloudBox).Status {
+	switch s.Show(b.CloudSandbox).Status {
 	case Paused:
 		return done, nil
 	case Pausing:
-		return done, s.Wait(b.CloudBox)
+		return done, s.Wait(b.CloudSandbox)
 	}
-	if err := s.Pause(b.CloudBox); err != nil {
+	if err := s.Pause(b.CloudSandbox); err != nil {
 		return nil, err
 	}
 	if strings.Contains(r.Header.Get("Prefer"), "respond-async") {
@@ -336,10 +336,10 @@ func (s *Server) pause(r *http.Request, b *box) (any, error) {
 }
 
 // resume continues a paused sandbox, and refuses any other.
-func (s *Server) resume(_ *http.Request, b *box) (any, error) {
-	err := s.Resume(b.CloudBox)
+func (s *Server) resume(_ *http.Request, b *serviceSandbox) (any, error) {
+	err := s.Resume(b.CloudSandbox)
 	if err == nil {
-		err = s.Wait(b.CloudBox)
+		err = s.Wait(b.CloudSandbox)
 	}
 	if err != nil {
 		return nil, err
@@ -349,8 +349,8 @@ func (s *Server) resume(_ *http.Request, b *box) (any, error) {
 }
 
 // activate continues a paused sandbox, and issues a new token.
-func (s *Server) activate(r *http.Request, b *box) (any, error) {
-	switch s.Show(b.CloudBox).Status {
+func (s *Server) activate(r *http.Request, b *serviceSandbox) (any, error) {
+	switch s.Show(b.CloudSandbox).Status {
 	case Active:
 		return s.withToken(b), nil
 	case Pausing:
@@ -360,11 +360,11 @@ func (s *Server) activate(r *http.Request, b *box) (any, error) {
 }
 
 // delete refuses, for the moment, while the state changes.
-func (s *Server) delete(_ *http.Request, b *box) (any, error) {
-	if s.Show(b.CloudBox).Status == Migrating {
+func (s *Server) delete(_ *http.Request, b *serviceSandbox) (any, error) {
+	if s.Show(b.CloudSandbox).Status == Migrating {
 		return nil, servicetest.ErrConflict
 	}
-	return servicetest.Reply{Status: http.StatusNoContent}, s.Delete(b.CloudBox)
+	return servicetest.Reply{Status: http.StatusNoContent}, s.Delete(b.CloudSandbox)
 }
 
 // list lists the sandboxes of a team, filtered by metadata and status.
@@ -376,7 +376,7 @@ func (s *Server) list(r *http.Request, team string) (any, error) {
 		}
 	}
 	for _, now := range slices.Backward(s.List(team, labels)) {
-		b := s.box(now.Name)
+		b := s.sandbox(now.Name)
 		if b != nil && (q.Get("status") == "" || slices.Contains(strings.Split(q.Get("status"), ","), now.Status)) {
 			all = append(all, s.shown(b))
 		}
@@ -385,7 +385,7 @@ func (s *Server) list(r *http.Request, team string) (any, error) {
 }
 
 // patch changes the given settings. Null removes a deadline.
-func (s *Server) patch(r *http.Request, b *box) (any, error) {
+func (s *Server) patch(r *http.Request, b *serviceSandbox) (any, error) {
 	given, now, copied := map[string]json.RawMessage{}, s.shown(b), settings{}
 	if err := servicetest.Read(r, &given); err != nil {
 		return nil, err
@@ -404,7 +404,7 @@ func (s *Server) patch(r *http.Request, b *box) (any, error) {
 	s.mu.Lock()
 	b.settings = copied
 	s.mu.Unlock()
-	s.Change(b.CloudBox, func(to *servicetest.Box) { to.Labels = copied.Metadata })
+	s.Change(b.CloudSandbox, func(to *servicetest.Sandbox) { to.Labels = copied.Metadata })
 	if given["timeout_seconds"] != nil && now.Status == Active {
 		s.limit(b)
 	}

@@ -57,7 +57,7 @@ func (s *Server) session(r *http.Request, owner string) (*session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, one := range s.sessions {
-		if one.id == r.PathValue("session") && s.Show(one.box).Owner == owner {
+		if one.id == r.PathValue("session") && s.Show(one.sandbox).Owner == owner {
 			return one, nil
 		}
 	}
@@ -98,11 +98,11 @@ func (s *Server) find(r *http.Request, one *session) (*command, error) {
 
 // machine returns the machine of a session that runs.
 func (s *Server) machine(one *session) (driver.Instance, context.Context, error) {
-	box, awake, err := s.Machine(one.box)
+	sb, awake, err := s.Machine(one.sandbox)
 	switch {
-	case err == nil && s.current(one.box) == one:
-		return box, awake, nil
-	case s.Show(one.box).Status == stopping:
+	case err == nil && s.current(one.sandbox) == one:
+		return sb, awake, nil
+	case s.Show(one.sandbox).Status == stopping:
 		return nil, nil, servicetest.FailAs(http.StatusUnprocessableEntity, "sandbox_stopping", "Sandbox is stopping")
 	}
 	return nil, nil, servicetest.FailAs(http.StatusGone, "sandbox_stopped", "Sandbox is stopped")
@@ -112,8 +112,8 @@ func (s *Server) stop(_ *http.Request, one *session) (any, error) {
 	if _, _, err := s.machine(one); err != nil {
 		return nil, err
 	}
-	err := s.Stop(one.box)
-	return map[string]any{"session": s.shownSession(one), "sandbox": s.summary(one.box)}, err
+	err := s.Stop(one.sandbox)
+	return map[string]any{"session": s.shownSession(one), "sandbox": s.summary(one.sandbox)}, err
 }
 
 // command is a command of a session.
@@ -156,18 +156,18 @@ func (s *Server) start(r *http.Request, one *session) (*command, error) {
 	if err := servicetest.Read(r, &in); err != nil {
 		return nil, err
 	}
-	box, awake, err := s.machine(one)
+	sb, awake, err := s.machine(one)
 	if err != nil {
 		return nil, err
 	}
-	made, _ := s.Show(one.box).Request.(creation)
+	made, _ := s.Show(one.sandbox).Request.(creation)
 	env := maps.Clone(made.Env)
 	if env == nil {
 		env = map[string]string{}
 	}
 	maps.Copy(env, in.Env)
 	c := &command{id: "cmd_" + servicetest.NewID(), name: in.Command, args: in.Args, started: time.Now()}
-	c.Log = s.Logged(awake, box, sandbox.Command{Args: append([]string{in.Command}, in.Args...), Dir: in.Cwd, Env: env})
+	c.Log = s.Logged(awake, sb, sandbox.Command{Args: append([]string{in.Command}, in.Args...), Dir: in.Cwd, Env: env})
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	one.commands = append(one.commands, c)
@@ -216,11 +216,11 @@ func (c *command) follow(ctx context.Context, write func(any)) bool {
 
 // write unpacks a compressed archive.
 func (s *Server) write(r *http.Request, one *session) (any, error) {
-	box, _, err := s.machine(one)
+	sb, _, err := s.machine(one)
 	if err != nil {
 		return nil, err
 	}
-	fs, err := servicetest.Files(box)
+	fs, err := servicetest.Files(sb)
 	if err != nil {
 		return nil, err
 	}
@@ -253,12 +253,12 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, owner string) erro
 	if err != nil {
 		return err
 	}
-	box, _, err := s.machine(one)
+	sb, _, err := s.machine(one)
 	if err != nil {
 		return err
 	}
 	if !path.IsAbs(in.Path) {
 		in.Path = path.Join("/", in.Cwd, in.Path)
 	}
-	return servicetest.SendFile(w, r, box, in.Path)
+	return servicetest.SendFile(w, r, sb, in.Path)
 }

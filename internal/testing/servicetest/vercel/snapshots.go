@@ -41,18 +41,18 @@ func (s *Server) capture(r *http.Request, one *session) (any, error) {
 	if _, _, err := s.machine(one); err != nil {
 		return nil, err
 	}
-	err := s.Stop(one.box)
+	err := s.Stop(one.sandbox)
 	if err == nil {
-		err = s.Wait(one.box)
+		err = s.Wait(one.sandbox)
 	}
 	id, now := "snap_"+servicetest.NewID(), time.Now().UnixMilli()
 	if err == nil {
-		_, err = s.Keep(one.box, id, id)
+		_, err = s.Keep(one.sandbox, id, id)
 	}
 	if err != nil {
 		return nil, err
 	}
-	b := s.Show(one.box)
+	b := s.Show(one.sandbox)
 	k := kept{id: id, session: one.id, name: b.Name, owner: b.Owner, created: now, expires: now + usual.Milliseconds()}
 	if in.Expiration != nil {
 		if k.expires = 0; *in.Expiration > 0 {
@@ -74,8 +74,8 @@ func (s *Server) saves(owner, name string) (found []kept) {
 	})
 	s.mu.Unlock()
 	for _, one := range over {
-		b := s.Show(one.box)
-		if b.Status == stopped || b.Status != deleted && s.current(one.box) != one {
+		b := s.Show(one.sandbox)
+		if b.Status == stopped || b.Status != deleted && s.current(one.sandbox) != one {
 			now := time.Now().UnixMilli()
 			all = append(all, kept{id: "snap_" + one.id, session: one.id, name: b.Name, owner: b.Owner, created: now, expires: now + usual.Milliseconds(), auto: true})
 		}
@@ -118,7 +118,7 @@ func (s *Server) discard(k kept) error {
 }
 
 // remove ends a sandbox. Its snapshots stay, unless the client says otherwise.
-func (s *Server) remove(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) remove(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	shown, now := s.shown(b), s.Show(b)
 	all := s.saves(now.Owner, now.Name)
 	err := s.Delete(b)

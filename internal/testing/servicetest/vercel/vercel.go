@@ -34,7 +34,7 @@ type Server struct {
 // session is one run of a sandbox. Commands are under the server's mutex.
 type session struct {
 	id       string
-	box      *servicetest.CloudBox
+	sandbox  *servicetest.CloudSandbox
 	timer    servicetest.Timer
 	commands []*command
 	dropped  bool // what the service saved of it was removed
@@ -52,7 +52,7 @@ const (
 func New(backing driver.Provider) *Server {
 	s := &Server{
 		Face: &servicetest.Face{
-			Cloud: servicetest.NewCloud(backing, servicetest.Words{
+			Cloud: servicetest.NewCloud(backing, servicetest.Statuses{
 				Starting: "pending", Running: running, Stopping: stopping, Stopped: stopped, Failed: "failed", Deleted: deleted,
 			}),
 			Format: func(_ *http.Request, f *servicetest.Failure) any {
@@ -65,9 +65,9 @@ func New(backing driver.Provider) *Server {
 	s.AddKey(Token, Team)
 	s.Handle("POST /api/v3/sandboxes", s.create)
 	s.Handle("GET /api/v2/sandboxes", s.list)
-	s.Handle("GET /api/v2/sandboxes/{name}", s.withBox(s.get))
-	s.Handle("PATCH /api/v2/sandboxes/{name}", s.withBox(s.patch))
-	s.Handle("DELETE /api/v2/sandboxes/{name}", s.withBox(s.remove))
+	s.Handle("GET /api/v2/sandboxes/{name}", s.withSandbox(s.get))
+	s.Handle("PATCH /api/v2/sandboxes/{name}", s.withSandbox(s.patch))
+	s.Handle("DELETE /api/v2/sandboxes/{name}", s.withSandbox(s.remove))
 	s.snapshotRoutes()
 	s.sessionRoutes()
 	return s
@@ -81,8 +81,8 @@ func project(given string) error {
 	return nil
 }
 
-// withBox is a call about one sandbox.
-func (s *Server) withBox(f func(r *http.Request, b *servicetest.CloudBox) (any, error)) func(*http.Request, string) (any, error) {
+// withSandbox is a call about one sandbox.
+func (s *Server) withSandbox(f func(r *http.Request, b *servicetest.CloudSandbox) (any, error)) func(*http.Request, string) (any, error) {
 	return func(r *http.Request, owner string) (any, error) {
 		if err := project(r.URL.Query().Get("projectId")); err != nil {
 			return nil, err
@@ -172,7 +172,7 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := s.Create(servicetest.Box{ID: servicetest.NewID(), Name: c.Name, Owner: owner, Labels: c.Tags, Request: c}, from)
+	b, err := s.Create(servicetest.Sandbox{ID: servicetest.NewID(), Name: c.Name, Owner: owner, Labels: c.Tags, Request: c}, from)
 	if err != nil {
 		return nil, err
 	}
@@ -181,8 +181,8 @@ func (s *Server) create(r *http.Request, owner string) (any, error) {
 }
 
 // begin begins a session of a sandbox.
-func (s *Server) begin(b *servicetest.CloudBox) {
-	one := &session{id: "sbx_" + servicetest.NewID(), box: b}
+func (s *Server) begin(b *servicetest.CloudSandbox) {
+	one := &session{id: "sbx_" + servicetest.NewID(), sandbox: b}
 	s.mu.Lock()
 	s.sessions = append(s.sessions, one)
 	s.mu.Unlock()
@@ -195,11 +195,11 @@ func (s *Server) begin(b *servicetest.CloudBox) {
 }
 
 // current returns the last session of a sandbox.
-func (s *Server) current(b *servicetest.CloudBox) *session {
+func (s *Server) current(b *servicetest.CloudSandbox) *session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, one := range slices.Backward(s.sessions) {
-		if one.box == b {
+		if one.sandbox == b {
 			return one
 		}
 	}
@@ -207,7 +207,7 @@ func (s *Server) current(b *servicetest.CloudBox) *session {
 }
 
 // shown is a sandbox with its session as the service shows them.
-func (s *Server) shown(b *servicetest.CloudBox) map[string]any {
+func (s *Server) shown(b *servicetest.CloudSandbox) map[string]any {
 	one := s.current(b)
 	m := map[string]any{"sandbox": s.summary(b), "routes": []any{}}
 	if one != nil {
@@ -216,7 +216,7 @@ func (s *Server) shown(b *servicetest.CloudBox) map[string]any {
 	return m
 }
 
-func (s *Server) summary(b *servicetest.CloudBox) map[string]any {
+func (s *Server) summary(b *servicetest.CloudSandbox) map[string]any {
 	now, id := s.Show(b), ""
 	c, _ := now.Request.(creation)
 	if one := s.current(b); one != nil {
@@ -234,10 +234,10 @@ func (s *Server) summary(b *servicetest.CloudBox) map[string]any {
 }
 
 func (s *Server) shownSession(one *session) map[string]any {
-	now := s.Show(one.box)
+	now := s.Show(one.sandbox)
 	c, _ := now.Request.(creation)
 	status := now.Status
-	if s.current(one.box) != one {
+	if s.current(one.sandbox) != one {
 		status = stopped
 	}
 	return map[string]any{
@@ -247,7 +247,7 @@ func (s *Server) shownSession(one *session) map[string]any {
 }
 
 // get shows a sandbox. With resume it also starts one that is stopped.
-func (s *Server) get(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) get(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	if r.URL.Query().Get("resume") == "true" {
 		switch s.Show(b).Status {
 		case stopped:
@@ -262,7 +262,7 @@ func (s *Server) get(r *http.Request, b *servicetest.CloudBox) (any, error) {
 	return s.shown(b), nil
 }
 
-func (s *Server) patch(r *http.Request, b *servicetest.CloudBox) (any, error) {
+func (s *Server) patch(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 	var in struct {
 		Tags map[string]string `json:"tags"`
 	}
@@ -270,7 +270,7 @@ func (s *Server) patch(r *http.Request, b *servicetest.CloudBox) (any, error) {
 		return nil, err
 	}
 	if in.Tags != nil {
-		s.Change(b, func(b *servicetest.Box) { b.Labels = in.Tags })
+		s.Change(b, func(b *servicetest.Sandbox) { b.Labels = in.Tags })
 	}
 	return map[string]any{"sandbox": s.summary(b)}, nil
 }
@@ -284,7 +284,7 @@ func (s *Server) list(r *http.Request, owner string) (any, error) {
 	if key, value, ok := strings.Cut(q.Get("tags"), ":"); ok {
 		labels[key] = value
 	}
-	all := slices.DeleteFunc(s.List(owner, labels), func(b servicetest.Box) bool { return !strings.HasPrefix(b.Name, q.Get("namePrefix")) })
+	all := slices.DeleteFunc(s.List(owner, labels), func(b servicetest.Sandbox) bool { return !strings.HasPrefix(b.Name, q.Get("namePrefix")) })
 	page, next := servicetest.After(all, q.Get("cursor"), 3) // a client must follow the cursor
 	items := []any{}
 	for _, b := range page {

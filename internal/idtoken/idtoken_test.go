@@ -1,4 +1,4 @@
-package identity
+package idtoken
 
 import (
 	"crypto/ecdsa"

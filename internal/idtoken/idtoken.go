@@ -1,6 +1,6 @@
-// Package identity issues tokens by which services outside recognize sandboxes:
+// Package idtoken issues tokens by which services outside recognize sandboxes:
 // JSON Web Tokens, which the gateway adds to requests and sandboxes never have.
-package identity
+package idtoken
 
 import (
 	"crypto/ecdsa"

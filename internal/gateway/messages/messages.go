@@ -1,7 +1,7 @@
-// Package wire is the protocol between the control plane and the gateway
+// Package messages is the protocol between the control plane and the gateway
 // process: JSON frames over a socket, some with file descriptors. Messages
 // contain secrets and private keys, so they are never logged.
-package wire
+package messages
 
 import (
 	"encoding/binary"

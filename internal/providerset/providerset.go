@@ -1,6 +1,6 @@
-// Package registry holds the providers of a daemon, or of a command without a
+// Package providerset holds the providers of a daemon, or of a command without a
 // daemon: an explicit list of entries, each opened on first use.
-package registry
+package providerset
 
 import (
 	"bytes"

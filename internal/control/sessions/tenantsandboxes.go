@@ -29,27 +29,27 @@ type provision struct {
 	observer   Observer
 }
 
-// boxes manages the sandboxes of one tenant for one of its sessions. It
-// implements session.Boxes. A box is a sandbox of this daemon, by its own id.
+// tenantSandboxes manages the sandboxes of one tenant for one of its sessions. It
+// implements session.Sandboxes. A sandbox is a sandbox of this daemon, by its own id.
 // The store decides whether it exists.
-type boxes struct {
+type tenantSandboxes struct {
 	*provision
 	tenant string
 	row    *store.Session // nil if no sandbox is made or captured
 	held   bool           // the sandbox is in use: capturing must not stop it
 }
 
-func (s *provision) boxes(tenant string, row *store.Session) boxes {
-	return boxes{provision: s, tenant: tenant, row: row}
+func (s *provision) sandboxesOf(tenant string, row *store.Session) tenantSandboxes {
+	return tenantSandboxes{provision: s, tenant: tenant, row: row}
 }
 
-func (b boxes) record(ctx context.Context, id string) (store.Sandbox, error) {
+func (b tenantSandboxes) record(ctx context.Context, id string) (store.Sandbox, error) {
 	return store.Read(ctx, b.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandboxes().Get(ctx, b.tenant, sandbox.ID(id)) })
 }
 
 // present returns the present name of a binding, which an earlier version may
 // have recorded under another name.
-func (b boxes) present(ctx context.Context, backend, binding string) string {
+func (b tenantSandboxes) present(ctx context.Context, backend, binding string) string {
 	provider, other := b.own.elsewhere(binding)
 	if provider == "" || other {
 		return binding
@@ -57,18 +57,18 @@ func (b boxes) present(ctx context.Context, backend, binding string) string {
 	return b.own.binding(b.providers.Present(ctx, backend, provider))
 }
 
-func (b boxes) box(row *store.Sandbox) session.Box {
-	return session.Box{ID: row.ID, Provider: row.Provider, Binding: b.own.binding(row.Binding), Deadline: row.Expires}
+func (b tenantSandboxes) sandbox(row *store.Sandbox) session.Sandbox {
+	return session.Sandbox{ID: row.ID, Provider: row.Provider, Binding: b.own.binding(row.Binding), Deadline: row.Expires}
 }
 
-// Create implements session.Boxes. A session that has an archive starts from it.
-func (b boxes) Create(ctx context.Context, p session.Plan) (session.Box, error) {
+// Create implements session.Sandboxes. A session that has an archive starts from it.
+func (b tenantSandboxes) Create(ctx context.Context, p session.Plan) (session.Sandbox, error) {
 	l, err := b.leases.of(b.tenant).Load(ctx, p.Group)
 	if err == nil {
 		err = b.orphans(ctx, l, false)
 	}
 	if err != nil {
-		return session.Box{}, err
+		return session.Sandbox{}, err
 	}
 	spec := p.Spec
 	if p.Provider != "" {
@@ -79,7 +79,7 @@ func (b boxes) Create(ctx context.Context, p session.Plan) (session.Box, error) 
 	}
 	if p.Prior != nil && p.Prior.Archive != nil {
 		if err := b.archives.readable(ctx, b.tenant, *p.Prior.Archive); err != nil {
-			return session.Box{}, err
+			return session.Sandbox{}, err
 		}
 		if p.Prior.Archive.Kind == snapshotKind {
 			spec.Snapshot, spec.Image = p.Prior.Archive.Ref, ""
@@ -91,13 +91,13 @@ func (b boxes) Create(ctx context.Context, p session.Plan) (session.Box, error) 
 	}
 	id, err := b.sandboxes.Make(ctx, spec, p.Key, p.Replaces)
 	if err != nil {
-		return session.Box{}, err
+		return session.Sandbox{}, err
 	}
 	row, err := b.record(ctx, string(id))
 	if err != nil {
-		return session.Box{}, err
+		return session.Sandbox{}, err
 	}
-	return b.box(&row), nil
+	return b.sandbox(&row), nil
 }
 
 // attemptsBack is how many earlier attempts are checked. Each of them has
@@ -106,7 +106,7 @@ const attemptsBack = 8
 
 // orphans ends unused sandboxes of earlier attempts, and with all also those of
 // the present one.
-func (b boxes) orphans(ctx context.Context, l lease.Lease, all bool) error {
+func (b tenantSandboxes) orphans(ctx context.Context, l lease.Lease, all bool) error {
 	for attempt := max(1, l.Attempt-attemptsBack); attempt <= l.Attempt; attempt++ {
 		row, err := b.made(ctx, attemptKey(l.Group, attempt))
 		switch {
@@ -130,28 +130,28 @@ func attemptKey(group string, attempt int64) string {
 	return group + "." + strconv.FormatInt(attempt, 10)
 }
 
-func (b boxes) made(ctx context.Context, key string) (store.Sandbox, error) {
+func (b tenantSandboxes) made(ctx context.Context, key string) (store.Sandbox, error) {
 	return store.Read(ctx, b.Store, func(tx *store.Tx) (store.Sandbox, error) { return tx.Sandboxes().Made(ctx, b.tenant, key) })
 }
 
-// Find implements session.Boxes.
-func (b boxes) Find(ctx context.Context, p session.Plan) (session.Box, error) {
+// Find implements session.Sandboxes.
+func (b tenantSandboxes) Find(ctx context.Context, p session.Plan) (session.Sandbox, error) {
 	row, err := b.made(ctx, p.Key)
 	switch {
 	case err != nil:
-		return session.Box{}, err
+		return session.Sandbox{}, err
 	case row.State == sandbox.Gone:
-		return session.Box{}, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: p.Key, Message: "the sandbox was not made"}
+		return session.Sandbox{}, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: p.Key, Message: "the sandbox was not made"}
 	case row.State != sandbox.Running:
-		return session.Box{}, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: string(row.ID), Message: "the sandbox is " + string(row.State), Hint: "try again"}
+		return session.Sandbox{}, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: string(row.ID), Message: "the sandbox is " + string(row.State), Hint: "try again"}
 	}
-	return b.box(&row), nil
+	return b.sandbox(&row), nil
 }
 
-// Resume implements session.Boxes.
-func (b boxes) Resume(ctx context.Context, e durable.Envelope) (session.Box, durable.Outcome, bool, error) {
-	none := session.Box{}
-	row, err := b.record(ctx, e.Box)
+// Resume implements session.Sandboxes.
+func (b tenantSandboxes) Resume(ctx context.Context, e durable.Envelope) (session.Sandbox, durable.Outcome, bool, error) {
+	none := session.Sandbox{}
+	row, err := b.record(ctx, e.Sandbox)
 	binding, other := b.own.elsewhere(e.Binding)
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound || err == nil && other && row.State != sandbox.Gone {
 		row, err = b.unknown(ctx, e)
@@ -165,7 +165,7 @@ func (b boxes) Resume(ctx context.Context, e durable.Envelope) (session.Box, dur
 	}
 	if b.present(ctx, e.Backend, e.Binding) != have {
 		return none, "", false, &sandbox.Error{
-			Code: sandbox.CodeUnavailable, Op: "session.resume", Subject: e.Box, Message: "the sandbox belongs to " + have + " and not to " + e.Binding,
+			Code: sandbox.CodeUnavailable, Op: "session.resume", Subject: e.Sandbox, Message: "the sandbox belongs to " + have + " and not to " + e.Binding,
 		}
 	}
 	if err := isolated(&row, e.Spec.Isolation); err != nil {
@@ -180,7 +180,7 @@ func (b boxes) Resume(ctx context.Context, e durable.Envelope) (session.Box, dur
 	if err != nil {
 		return none, "", false, err
 	}
-	return b.box(&row), how, false, nil
+	return b.sandbox(&row), how, false, nil
 }
 
 // isolated refuses a sandbox that has less isolation than its session demands.
@@ -193,8 +193,8 @@ func isolated(row *store.Sandbox, demand sandbox.Isolation) error {
 
 // takeBack takes over the sandbox of an envelope that another installation wrote,
 // if this one has a session with it.
-func (b boxes) takeBack(ctx context.Context, e durable.Envelope) error {
-	if _, other := b.own.elsewhere(e.Binding); !other || e.Box == "" {
+func (b tenantSandboxes) takeBack(ctx context.Context, e durable.Envelope) error {
+	if _, other := b.own.elsewhere(e.Binding); !other || e.Sandbox == "" {
 		return nil
 	}
 	_, err := b.unknown(ctx, e)
@@ -203,24 +203,24 @@ func (b boxes) takeBack(ctx context.Context, e durable.Envelope) error {
 
 // unknown finds a sandbox without a record in this installation, or one that
 // another installation has taken over.
-func (b boxes) unknown(ctx context.Context, e durable.Envelope) (store.Sandbox, error) {
+func (b tenantSandboxes) unknown(ctx context.Context, e durable.Envelope) (store.Sandbox, error) {
 	if err := b.reachable(ctx, e); err != nil {
 		return store.Sandbox{}, err
 	}
 	binding, other := b.own.elsewhere(e.Binding)
 	if !other {
-		return store.Sandbox{}, gone(e.Box, "this installation has no sandbox with that id")
+		return store.Sandbox{}, gone(e.Sandbox, "this installation has no sandbox with that id")
 	}
 	spec := e.Spec
-	spec.ID, spec.Provider = sandbox.ID(e.Box), e.Backend
+	spec.ID, spec.Provider = sandbox.ID(e.Sandbox), e.Backend
 	return b.sandboxes.TakeOver(ctx, b.tenant, binding, spec)
 }
 
 // reachable refuses a sandbox unless this installation made it, or another one
 // with the same provider account. Ids are not secret, so only the owner of the
 // machine can take over sandboxes of other installations.
-func (b boxes) reachable(ctx context.Context, e durable.Envelope) error {
-	err := b.own.has(e.Box, e.Binding)
+func (b tenantSandboxes) reachable(ctx context.Context, e durable.Envelope) error {
+	err := b.own.has(e.Sandbox, e.Binding)
 	binding, other := b.own.elsewhere(e.Binding)
 	if err == nil || !other {
 		return err
@@ -230,10 +230,10 @@ func (b boxes) reachable(ctx context.Context, e durable.Envelope) error {
 	}
 	switch {
 	case guard.ForTenant(ctx):
-		return &sandbox.Error{Code: sandbox.CodeDenied, Op: "session.resume", Subject: e.Box, Message: "only the owner of the machine takes over sandboxes of another installation"}
+		return &sandbox.Error{Code: sandbox.CodeDenied, Op: "session.resume", Subject: e.Sandbox, Message: "only the owner of the machine takes over sandboxes of another installation"}
 	case len(e.Spec.Workspaces) > 0:
 		return &sandbox.Error{
-			Code: sandbox.CodeUnsupported, Op: "session.resume", Subject: e.Box, Message: "its workspaces are those of another installation",
+			Code: sandbox.CodeUnsupported, Op: "session.resume", Subject: e.Sandbox, Message: "its workspaces are those of another installation",
 			Hint: "resume the session where it was",
 		}
 	}
@@ -241,7 +241,7 @@ func (b boxes) reachable(ctx context.Context, e durable.Envelope) error {
 }
 
 // wake resumes or starts a recorded sandbox.
-func (b boxes) wake(ctx context.Context, row *store.Sandbox) (durable.Outcome, error) {
+func (b tenantSandboxes) wake(ctx context.Context, row *store.Sandbox) (durable.Outcome, error) {
 	all, id := b.sandboxes, string(row.ID)
 	switch row.State {
 	case sandbox.Running:
@@ -283,32 +283,32 @@ func gone(id, why string) error {
 	return &sandbox.Error{Code: sandbox.CodeGone, Op: "session.resume", Subject: id, Message: why}
 }
 
-// Probe implements session.Boxes. Resume has already checked with the provider.
-func (b boxes) Probe(context.Context, session.Box) error { return nil }
+// Probe implements session.Sandboxes. Resume has already checked with the provider.
+func (b tenantSandboxes) Probe(context.Context, session.Sandbox) error { return nil }
 
-// Hydrate implements session.Boxes. It reports the workspaces or the snapshot
+// Hydrate implements session.Sandboxes. It reports the workspaces or the snapshot
 // that the sandbox was made with, and unpacks an archive of files.
-func (b boxes) Hydrate(ctx context.Context, box session.Box, e durable.Envelope) (session.Box, durable.ReceiptFrom, []string, error) {
+func (b tenantSandboxes) Hydrate(ctx context.Context, sb session.Sandbox, e durable.Envelope) (session.Sandbox, durable.ReceiptFrom, []string, error) {
 	from := durable.ReceiptFrom{Archive: e.Archive}
 	lost := []string{durable.LostProcesses, durable.LostMemory}
 	for _, w := range b.saves() {
 		found, err := b.workspaces.Workspace(ctx, w)
 		if err != nil {
-			return box, from, nil, err
+			return sb, from, nil, err
 		}
 		if found.Latest != nil {
 			from.Workspaces = append(from.Workspaces, versionOf(w, found.Latest.Number))
 		}
 	}
 	if e.Archive != nil && e.Archive.Kind == tarKind {
-		if err := b.archives.unpack(ctx, b.tenant, box.ID, *e.Archive); err != nil {
-			return box, from, nil, err
+		if err := b.archives.unpack(ctx, b.tenant, sb.ID, *e.Archive); err != nil {
+			return sb, from, nil, err
 		}
 	}
 	if from.Archive == nil && len(from.Workspaces) > 0 || from.Archive != nil && from.Archive.Kind == tarKind {
 		lost = append(lost, durable.LostFiles)
 	}
-	return box, from, lost, nil
+	return sb, from, lost, nil
 }
 
 func versionOf(name string, version int) durable.WorkspaceRef {
@@ -316,7 +316,7 @@ func versionOf(name string, version int) durable.WorkspaceRef {
 }
 
 // saves returns the writable workspaces of the session.
-func (b boxes) saves() (names []string) {
+func (b tenantSandboxes) saves() (names []string) {
 	for _, w := range b.row.Spec.Workspaces {
 		if w.Mode != sandbox.WorkspaceRead {
 			names = append(names, w.Name)
@@ -325,12 +325,12 @@ func (b boxes) saves() (names []string) {
 	return names
 }
 
-// Capture implements session.Boxes. It saves the workspaces. Without
+// Capture implements session.Sandboxes. It saves the workspaces. Without
 // workspaces, it takes a snapshot of all files; if the provider cannot, or not
 // while the sandbox runs, or is a node, it archives the files below /workspace.
-func (b boxes) Capture(ctx context.Context, box session.Box, e durable.Envelope) (durable.Envelope, error) {
+func (b tenantSandboxes) Capture(ctx context.Context, sb session.Sandbox, e durable.Envelope) (durable.Envelope, error) {
 	e.Archive, e.Workspaces = nil, nil
-	b.sandboxes.Flush(ctx, box.ID)
+	b.sandboxes.Flush(ctx, sb.ID)
 	note := "session " + b.row.Name
 	for _, name := range b.saves() {
 		version, err := b.workspaces.PersistWorkspace(ctx, name, note)
@@ -345,34 +345,34 @@ func (b boxes) Capture(ctx context.Context, box session.Box, e durable.Envelope)
 	if len(b.row.Spec.Workspaces) > 0 {
 		return e, nil
 	}
-	facts, err := b.providers.Facts(ctx, box.Provider)
+	facts, err := b.providers.Facts(ctx, sb.Provider)
 	switch {
 	case err != nil:
 		return e, err
-	case facts.Capabilities.Snapshot && !b.providers.OnNode(box.Provider):
-		e.Archive, err = b.snapshot(ctx, box)
+	case facts.Capabilities.Snapshot && !b.providers.OnNode(sb.Provider):
+		e.Archive, err = b.snapshot(ctx, sb)
 		if !b.held || sandbox.CodeOf(err) != sandbox.CodeConflict { // in use, so it cannot be stopped
 			return e, err
 		}
 	}
 	if carriesTree(b.row) {
-		e.Archive, err = b.archives.pack(ctx, b.tenant, b.row.Group, box)
+		e.Archive, err = b.archives.pack(ctx, b.tenant, b.row.Group, sb)
 	}
 	return e, err
 }
 
 // snapshot saves all files of a sandbox.
-func (b boxes) snapshot(ctx context.Context, box session.Box) (*durable.Archive, error) {
-	a := durable.Archive{Kind: snapshotKind, Ref: newID("archive-"), Provider: box.Provider, Binding: string(b.own)}
+func (b tenantSandboxes) snapshot(ctx context.Context, sb session.Sandbox) (*durable.Archive, error) {
+	a := durable.Archive{Kind: snapshotKind, Ref: newID("archive-"), Provider: sb.Provider, Binding: string(b.own)}
 	if err := b.archives.register(ctx, b.tenant, b.row.Group, a); err != nil {
 		return nil, err
 	}
 	take := func() (durable.Snapshot, error) {
-		return b.snapshots.CreateSnapshot(ctx, string(box.ID), durable.SnapshotRequest{Name: a.Ref, Labels: map[string]string{durable.ArchiveLabel: b.row.Name}})
+		return b.snapshots.CreateSnapshot(ctx, string(sb.ID), durable.SnapshotRequest{Name: a.Ref, Labels: map[string]string{durable.ArchiveLabel: b.row.Name}})
 	}
 	kept, err := take()
 	if sandbox.CodeOf(err) == sandbox.CodeConflict && !b.held { // the provider saves only stopped sandboxes
-		if _, err = b.sandboxes.Pause(ctx, string(box.ID), true); err == nil {
+		if _, err = b.sandboxes.Pause(ctx, string(sb.ID), true); err == nil {
 			kept, err = take()
 		}
 	}
@@ -384,10 +384,10 @@ func (b boxes) snapshot(ctx context.Context, box session.Box) (*durable.Archive,
 	return &a, nil
 }
 
-// Discard implements session.Boxes. It keeps the current and the previous
+// Discard implements session.Sandboxes. It keeps the current and the previous
 // archive of the session. A later sweep removes archives that cannot be removed
 // now.
-func (b boxes) Discard(ctx context.Context, prior durable.Envelope) error {
+func (b tenantSandboxes) Discard(ctx context.Context, prior durable.Envelope) error {
 	a := prior.Archive
 	if a == nil || b.archives.readable(ctx, b.tenant, *a) != nil {
 		return nil
@@ -404,23 +404,23 @@ func (b boxes) Discard(ctx context.Context, prior durable.Envelope) error {
 	return b.archives.deleteArchive(ctx, store.KeptArchive{Tenant: b.tenant, Archive: *a})
 }
 
-// Pause implements session.Boxes: to disk if possible, else in memory.
-func (b boxes) Pause(ctx context.Context, box session.Box) error {
-	_, err := b.sandboxes.Pause(ctx, string(box.ID), true)
+// Pause implements session.Sandboxes: to disk if possible, else in memory.
+func (b tenantSandboxes) Pause(ctx context.Context, sb session.Sandbox) error {
+	_, err := b.sandboxes.Pause(ctx, string(sb.ID), true)
 	if sandbox.CodeOf(err) == sandbox.CodeUnsupported {
-		_, err = b.sandboxes.Pause(ctx, string(box.ID), false)
+		_, err = b.sandboxes.Pause(ctx, string(sb.ID), false)
 	}
 	return err
 }
 
-// Permanent implements session.Boxes.
-func (b boxes) Permanent(ctx context.Context, provider string) bool {
+// Permanent implements session.Sandboxes.
+func (b tenantSandboxes) Permanent(ctx context.Context, provider string) bool {
 	return b.providers.Permanent(ctx, provider)
 }
 
-// Delete implements session.Boxes.
-func (b boxes) Delete(ctx context.Context, box session.Box) error {
-	return ignore(b.sandboxes.Destroy(ctx, string(box.ID)), sandbox.CodeNotFound, sandbox.CodeGone)
+// Delete implements session.Sandboxes.
+func (b tenantSandboxes) Delete(ctx context.Context, sb session.Sandbox) error {
+	return ignore(b.sandboxes.Destroy(ctx, string(sb.ID)), sandbox.CodeNotFound, sandbox.CodeGone)
 }
 
 func ignore(err error, codes ...sandbox.Code) error {

@@ -1,4 +1,4 @@
-package registry_test
+package providerset_test
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/registry"
+	"github.com/atoll-run/atoll/internal/providerset"
 	"github.com/atoll-run/atoll/internal/testing/fake"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -35,20 +35,20 @@ func (b bound) Probe(ctx context.Context) (driver.Facts, error) {
 	return facts, err
 }
 
-func open(registry.Host) (driver.Provider, error) { return fake.New(fake.Options{}), nil }
+func open(providerset.Host) (driver.Provider, error) { return fake.New(fake.Options{}), nil }
 
-func host(name string) registry.Host {
-	return registry.Host{Dir: "/" + name, Options: json.RawMessage(`{"size":3}`)}
+func host(name string) providerset.Host {
+	return providerset.Host{Dir: "/" + name, Options: json.RawMessage(`{"size":3}`)}
 }
 
 func TestNewRefuses(t *testing.T) {
-	for want, entries := range map[string][]registry.Entry{
+	for want, entries := range map[string][]providerset.Entry{
 		"registered twice":     {{Name: "a", Open: open}, {Name: "a", Open: open}},
 		"cannot be registered": {{Name: "Bad Name", Open: open}},
 		"a way to open it":     {{Name: "b"}},
 		"no providers":         {},
 	} {
-		_, err := registry.New(host, entries...)
+		_, err := providerset.New(host, entries...)
 		if sandbox.CodeOf(err) != sandbox.CodeInvalid || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -56,7 +56,7 @@ func TestNewRefuses(t *testing.T) {
 }
 
 func TestLookup(t *testing.T) {
-	r, err := registry.New(host, registry.Entry{Name: "one", Open: open}, registry.Entry{Name: "two", Open: open})
+	r, err := providerset.New(host, providerset.Entry{Name: "one", Open: open}, providerset.Entry{Name: "two", Open: open})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +78,7 @@ func TestLookup(t *testing.T) {
 // ask for it; a failure is not remembered.
 func TestOpen(t *testing.T) {
 	opened, fails := 0, true
-	r, err := registry.New(host, registry.Entry{Name: "mine", Open: func(h registry.Host) (driver.Provider, error) {
+	r, err := providerset.New(host, providerset.Entry{Name: "mine", Open: func(h providerset.Host) (driver.Provider, error) {
 		if fails {
 			return nil, errors.New("no engine")
 		}
@@ -118,7 +118,7 @@ func TestUnknownOptionsAreRefused(t *testing.T) {
 	if err := host("a").Decode(&o); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 		t.Errorf("got %v", err)
 	}
-	if err := (registry.Host{}).Decode(&o); err != nil {
+	if err := (providerset.Host{}).Decode(&o); err != nil {
 		t.Errorf("no options: %v", err)
 	}
 }
@@ -127,7 +127,7 @@ func TestUnknownOptionsAreRefused(t *testing.T) {
 // provider is available, and not before.
 func TestBindingAndFacts(t *testing.T) {
 	probes, binding := 0, ""
-	r, err := registry.New(host, registry.Entry{Name: "hosted", Open: func(registry.Host) (driver.Provider, error) {
+	r, err := providerset.New(host, providerset.Entry{Name: "hosted", Open: func(providerset.Host) (driver.Provider, error) {
 		return bound{fake.New(fake.Options{}), binding, &probes}, nil
 	}})
 	if err != nil {

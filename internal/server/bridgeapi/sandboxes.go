@@ -108,22 +108,22 @@ func (h *Handler) image(ctx context.Context) (string, error) {
 
 // openLocked is open with the lock for changes to the sessions and tunnels of the
 // sandbox. The caller calls release.
-func (h *Handler) openLocked(ctx context.Context, c *call) (box Box, release func(), err error) {
-	if box, err = h.open(ctx, c); err != nil {
+func (h *Handler) openLocked(ctx context.Context, c *call) (sb Sandbox, release func(), err error) {
+	if sb, err = h.open(ctx, c); err != nil {
 		return nil, nil, err
 	}
 	release, err = h.locks.Take(ctx, c.key())
-	return box, release, err
+	return sb, release, err
 }
 
 // open returns the running sandbox of an id. If it does not exist, or is gone,
 // it is created.
-func (h *Handler) open(ctx context.Context, c *call) (Box, error) {
-	box, err := h.services.Open(ctx, nameOf(c.id))
+func (h *Handler) open(ctx context.Context, c *call) (Sandbox, error) {
+	sb, err := h.services.Open(ctx, nameOf(c.id))
 	switch sandbox.CodeOf(err) {
 	case sandbox.CodeNotFound, sandbox.CodeGone, sandbox.CodeConflict:
 	default:
-		return box, err
+		return sb, err
 	}
 	made := h.making.DoChan(c.key(), func() (any, error) {
 		ctx, cancel := late(ctx) // concurrent requests wait for it too

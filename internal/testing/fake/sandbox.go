@@ -17,8 +17,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// box is a sandbox; handles of any number of providers refer to it.
-type box struct {
+// fakeSandbox is a sandbox; handles of any number of providers refer to it.
+type fakeSandbox struct {
 	spec     sandbox.Spec
 	hostname string
 	created  time.Time
@@ -50,8 +50,8 @@ var directories = map[string]uint32{
 
 const passwd = "root:x:0:0:root:/root:/bin/sh\n"
 
-func newBox(spec *sandbox.Spec) (*box, error) {
-	b := &box{
+func newFakeSandbox(spec *sandbox.Spec) (*fakeSandbox, error) {
+	b := &fakeSandbox{
 		spec: *spec, hostname: spec.Hostname, created: time.Now(), files: memfs.New(), stopped: make(chan struct{}),
 		limit: maxPrograms, ports: map[uint16]*listener{},
 	}
@@ -72,7 +72,7 @@ func newBox(spec *sandbox.Spec) (*box, error) {
 }
 
 // furnish makes the initial tree.
-func (b *box) furnish() error {
+func (b *fakeSandbox) furnish() error {
 	for _, dir := range slices.Sorted(maps.Keys(directories)) {
 		if err := b.files.Mkdir(dir, directories[dir]); err != nil {
 			return err
@@ -100,7 +100,7 @@ func (b *box) furnish() error {
 }
 
 // put writes a file.
-func (b *box) put(name, text string, mode uint32) error {
+func (b *fakeSandbox) put(name, text string, mode uint32) error {
 	f, err := b.files.Open(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
 	if err == nil {
 		_, err = f.Write([]byte(text))
@@ -109,7 +109,7 @@ func (b *box) put(name, text string, mode uint32) error {
 }
 
 // start begins the sandbox's lifetime.
-func (b *box) start() {
+func (b *fakeSandbox) start() {
 	b.setLimit(b.spec.Resources.PIDs)
 	if d := b.spec.Lifetime.Timeout; d > 0 {
 		b.endAt(time.Now().Add(d))
@@ -123,7 +123,7 @@ func killedExit(detail string) sandbox.Exit {
 
 // end ends the sandbox, the first time it is called, and returns when nothing
 // of it runs any more.
-func (b *box) end(exit sandbox.Exit) {
+func (b *fakeSandbox) end(exit sandbox.Exit) {
 	b.mu.Lock()
 	first := b.exit == nil
 	if first {
@@ -142,7 +142,7 @@ func (b *box) end(exit sandbox.Exit) {
 }
 
 // ended returns why the sandbox has ended, nil while it lives.
-func (b *box) ended() *sandbox.Exit {
+func (b *fakeSandbox) ended() *sandbox.Exit {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.exit == nil {
@@ -153,14 +153,14 @@ func (b *box) ended() *sandbox.Exit {
 }
 
 // gone returns an error if the sandbox has ended.
-func (b *box) gone(op string) error {
+func (b *fakeSandbox) gone(op string) error {
 	if b.ended() == nil {
 		return nil
 	}
 	return fail(sandbox.CodeGone, op, string(b.spec.ID), "the sandbox has ended")
 }
 
-func (b *box) found() driver.Found {
+func (b *fakeSandbox) found() driver.Found {
 	f := driver.Found{ID: b.spec.ID, State: sandbox.Running, Created: b.created, Labels: maps.Clone(b.spec.Labels)}
 	if b.thawed() != nil {
 		f.State = sandbox.Paused
@@ -172,14 +172,14 @@ func (b *box) found() driver.Found {
 }
 
 // thawed returns a channel that is closed by thaw, nil while nothing is frozen.
-func (b *box) thawed() <-chan struct{} {
+func (b *fakeSandbox) thawed() <-chan struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.frozen
 }
 
 // freeze stops programs at their next step. It reports whether they ran before.
-func (b *box) freeze() bool {
+func (b *fakeSandbox) freeze() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	first := b.frozen == nil
@@ -189,7 +189,7 @@ func (b *box) freeze() bool {
 	return first
 }
 
-func (b *box) thaw() {
+func (b *fakeSandbox) thaw() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.frozen != nil {
@@ -199,7 +199,7 @@ func (b *box) thaw() {
 }
 
 // gate waits until the sandbox is not frozen, or ctx ends.
-func (b *box) gate(ctx context.Context) error {
+func (b *fakeSandbox) gate(ctx context.Context) error {
 	for thawed := b.thawed(); thawed != nil; thawed = b.thawed() {
 		select {
 		case <-thawed:
@@ -212,7 +212,7 @@ func (b *box) gate(ctx context.Context) error {
 
 // enter counts a program that starts, and reports whether it may; leave counts
 // one that has ended.
-func (b *box) enter() bool {
+func (b *fakeSandbox) enter() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.exit != nil || b.count >= b.limit {
@@ -223,7 +223,7 @@ func (b *box) enter() bool {
 	return true
 }
 
-func (b *box) leave() {
+func (b *fakeSandbox) leave() {
 	b.mu.Lock()
 	b.count--
 	b.mu.Unlock()
@@ -231,7 +231,7 @@ func (b *box) leave() {
 }
 
 // setLimit limits the number of programs; 0 changes nothing.
-func (b *box) setLimit(pids int64) {
+func (b *fakeSandbox) setLimit(pids int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -261,7 +261,7 @@ func lookUser(user string) (owner, bool) {
 }
 
 // environ returns a command's environment.
-func (b *box) environ(cmd *sandbox.Command) []string {
+func (b *fakeSandbox) environ(cmd *sandbox.Command) []string {
 	env := map[string]string{"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root", "HOSTNAME": b.hostname}
 	maps.Copy(env, b.spec.Env)
 	maps.Copy(env, cmd.Env)

@@ -14,8 +14,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// box is a sandbox and a directory in it for one case.
-type box struct {
+// testSandbox is a sandbox and a directory in it for one case.
+type testSandbox struct {
 	*caseT
 	inst driver.Instance
 	dir  string
@@ -23,11 +23,11 @@ type box struct {
 }
 
 // fresh creates a sandbox for this case alone and destroys it afterwards.
-func (t *caseT) fresh(change ...func(*sandbox.Spec)) *box {
+func (t *caseT) fresh(change ...func(*sandbox.Spec)) *testSandbox {
 	return t.create(t.provider, t.spec(change...))
 }
 
-func (t *caseT) create(p driver.Provider, spec *sandbox.Spec) *box {
+func (t *caseT) create(p driver.Provider, spec *sandbox.Spec) *testSandbox {
 	inst, err := p.Create(t.ctx, spec)
 	if err != nil {
 		t.Fatalf("Create: %v", t.vet(err))
@@ -38,7 +38,7 @@ func (t *caseT) create(p driver.Provider, spec *sandbox.Spec) *box {
 }
 
 // own wraps an instance that is destroyed when the case ends.
-func (t *caseT) own(inst driver.Instance) *box {
+func (t *caseT) own(inst driver.Instance) *testSandbox {
 	t.Cleanup(func(ctx context.Context) {
 		if err := inst.Destroy(ctx); err != nil {
 			t.Errorf("Destroy: %v", t.vet(err))
@@ -48,17 +48,17 @@ func (t *caseT) own(inst driver.Instance) *box {
 }
 
 // attach wraps an instance that the case does not destroy.
-func (t *caseT) attach(inst driver.Instance) *box {
+func (t *caseT) attach(inst driver.Instance) *testSandbox {
 	dir := "/tmp"
 	if t.h.Dir != nil {
 		dir = t.h.Dir(inst)
 	}
-	return &box{caseT: t, inst: inst, dir: dir}
+	return &testSandbox{caseT: t, inst: inst, dir: dir}
 }
 
-// box returns the sandbox shared by harmless cases, with a new empty directory
+// sandbox returns the sandbox shared by harmless cases, with a new empty directory
 // in it.
-func (t *caseT) box() *box {
+func (t *caseT) sandbox() *testSandbox {
 	if t.shared == nil {
 		inst, err := t.provider.Create(t.ctx, t.spec())
 		if err != nil {
@@ -78,7 +78,7 @@ func (t *caseT) box() *box {
 // removeDir removes the case's directory, because not every provider gives each
 // sandbox a /tmp of its own. The sandbox of a failed case is destroyed instead.
 // It ignores errors: no promise is tested here.
-func (b *box) removeDir(ctx context.Context) {
+func (b *testSandbox) removeDir(ctx context.Context) {
 	if b.hasFailed() {
 		return
 	}
@@ -91,7 +91,7 @@ func (b *box) removeDir(ctx context.Context) {
 }
 
 // path names a file in the case's directory.
-func (b *box) path(name string) string { return b.dir + "/" + name }
+func (b *testSandbox) path(name string) string { return b.dir + "/" + name }
 
 // result is the output and exit of a finished command.
 type result struct {
@@ -112,7 +112,7 @@ func clip(s string) string {
 }
 
 // start starts a command that is closed at the end of the case.
-func (b *box) start(cmd sandbox.Command) driver.Process {
+func (b *testSandbox) start(cmd sandbox.Command) driver.Process {
 	p, err := b.inst.Exec(b.ctx, &cmd)
 	if err != nil {
 		b.Fatalf("Exec: %v", b.vet(err))
@@ -126,18 +126,18 @@ func (b *box) start(cmd sandbox.Command) driver.Process {
 }
 
 // run runs a command to its end without input.
-func (b *box) run(cmd sandbox.Command) result { return b.finish(b.start(cmd)) }
+func (b *testSandbox) run(cmd sandbox.Command) result { return b.finish(b.start(cmd)) }
 
 // argv runs a program.
-func (b *box) argv(args ...string) result { return b.run(sandbox.Command{Args: args}) }
+func (b *testSandbox) argv(args ...string) result { return b.run(sandbox.Command{Args: args}) }
 
 // sh runs a script with positional parameters in the case's directory.
-func (b *box) sh(script string, args ...string) result {
+func (b *testSandbox) sh(script string, args ...string) result {
 	return b.run(sandbox.Command{Args: append([]string{"sh", "-c", script, "sh"}, args...), Dir: b.dir})
 }
 
 // mustSh runs a script that must succeed.
-func (b *box) mustSh(script string, args ...string) string {
+func (b *testSandbox) mustSh(script string, args ...string) string {
 	r := b.sh(script, args...)
 	if r.exit.Code != 0 {
 		b.Fatalf("%s: %v", script, r)
@@ -146,7 +146,7 @@ func (b *box) mustSh(script string, args ...string) string {
 }
 
 // finish reads a command's output and waits for its end.
-func (b *box) finish(p driver.Process) result {
+func (b *testSandbox) finish(p driver.Process) result {
 	r, err := collect(b.ctx, p)
 	if err != nil {
 		b.Fatalf("command: %v", b.vet(err))
@@ -206,7 +206,7 @@ func readAll(r io.Reader) ([]byte, error) {
 }
 
 // wait waits for a command and ignores its output.
-func (b *box) wait(p driver.Process) sandbox.Exit {
+func (b *testSandbox) wait(p driver.Process) sandbox.Exit {
 	exit, err := p.Wait(b.ctx)
 	if err != nil {
 		b.Fatalf("Process.Wait: %v", b.vet(err))
@@ -317,14 +317,14 @@ func (t *caseT) eventually(what string, cond func() bool) {
 }
 
 // alive reports whether a process of the sandbox runs. A zombie does not count.
-func (b *box) alive(pid string) bool {
+func (b *testSandbox) alive(pid string) bool {
 	r := b.sh(`kill -0 "$1" 2>/dev/null || exit 1
 if [ -r "/proc/$1/stat" ]; then read -r a b c d <"/proc/$1/stat"; [ "$c" != Z ]; fi`, pid)
 	return r.exit.Code == 0
 }
 
 // send writes to a command's standard input.
-func (b *box) send(p driver.Process, s string) {
+func (b *testSandbox) send(p driver.Process, s string) {
 	if _, err := io.Copy(p.Stdin(), strings.NewReader(s)); err != nil {
 		b.Fatalf("writing standard input: %v", err)
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// local is a Box whose files and commands are those of the machine.
+// local is a Sandbox whose files and commands are those of the machine.
 type local struct {
 	driver.FileSystem
 	driver.Archiver
@@ -156,7 +156,7 @@ func repository(t *testing.T, script string) *repo {
 	need.Program(t, "git")
 	dir := t.TempDir()
 	inside(t, dir, "git init -q -b main . && git config user.name Ada && git config user.email ada@example.com && git config commit.gpgSign false\n"+script)
-	return &repo{box: &local{}, dir: dir}
+	return &repo{sandbox: &local{}, dir: dir}
 }
 
 func inside(t *testing.T, dir, script string) {

@@ -17,7 +17,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 
-	"github.com/atoll-run/atoll/internal/gateway/wire"
+	"github.com/atoll-run/atoll/internal/gateway/messages"
 	"github.com/atoll-run/atoll/internal/policy"
 	"github.com/atoll-run/atoll/sandbox"
 )
@@ -35,19 +35,19 @@ const (
 	leastRoom = 16 << 10
 )
 
-// world holds the settings for outgoing connections.
-type world struct {
+// outgoing holds the settings for outgoing connections.
+type outgoing struct {
 	*dialer
 	roots    *x509.CertPool // nil: the machine's
 	operator policy.Operator
 }
 
-func newWorld(s wire.Settings, own func(netip.Addr) bool) (*world, error) {
+func newOutgoing(s messages.Settings, own func(netip.Addr) bool) (*outgoing, error) {
 	d, err := newDialer(s)
 	if err != nil {
 		return nil, err
 	}
-	w := &world{dialer: d, operator: policy.Operator{Allow: s.Private, HostPorts: s.HostPorts, Own: s.Own, Machine: own}}
+	w := &outgoing{dialer: d, operator: policy.Operator{Allow: s.Private, HostPorts: s.HostPorts, Own: s.Own, Machine: own}}
 	if len(s.Roots) > 0 {
 		if w.roots, err = x509.SystemCertPool(); err != nil {
 			w.roots = x509.NewCertPool()
@@ -59,24 +59,24 @@ func newWorld(s wire.Settings, own func(netip.Addr) bool) (*world, error) {
 	return w, nil
 }
 
-// box is the gateway's side of one sandbox: its link and connections.
-type box struct {
-	id     sandbox.ID
-	link   *endpoint
-	stack  *stack.Stack
-	window int // maximum bytes buffered per connection and direction
-	names  *names
-	world  atomic.Pointer[world]
-	policy atomic.Pointer[ruling]
-	ca     *authority
-	http   *httpServer
-	*teller
+// attachment is the gateway's side of one sandbox: its link and connections.
+type attachment struct {
+	id       sandbox.ID
+	link     *endpoint
+	stack    *stack.Stack
+	window   int // maximum bytes buffered per connection and direction
+	names    *names
+	outgoing atomic.Pointer[outgoing]
+	policy   atomic.Pointer[activePolicy]
+	ca       *authority
+	http     *httpServer
+	*eventReporter
 
 	total *atomic.Int64 // number of connections of all sandboxes
 
-	added wire.Add // as added, with the current policy
+	added messages.Add // as added, with the current policy
 
-	life context.Context // ends when the box is closed
+	life context.Context // ends when the sandbox is closed
 	stop context.CancelFunc
 	once sync.Once
 
@@ -85,11 +85,11 @@ type box struct {
 	shut  bool
 }
 
-func (p *Links) newBox(id sandbox.ID, a wire.Add, link *os.File) (*box, error) {
+func (p *Links) newAttachment(id sandbox.ID, a messages.Add, link *os.File) (*attachment, error) {
 	p.mu.Lock()
-	w := p.world
+	w := p.outgoing
 	p.mu.Unlock()
-	r, err := newRuling(a.Policy, w.operator)
+	r, err := newActivePolicy(a.Policy, w.operator)
 	if err != nil {
 		return nil, err
 	}
@@ -97,12 +97,12 @@ func (p *Links) newBox(id sandbox.ID, a wire.Add, link *os.File) (*box, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &box{id: id, ca: ca, added: a, total: &p.total, flows: map[*flow]struct{}{}}
+	b := &attachment{id: id, ca: ca, added: a, total: &p.total, flows: map[*flow]struct{}{}}
 	b.life, b.stop = context.WithCancel(context.Background())
-	b.world.Store(w)
+	b.outgoing.Store(w)
 	b.policy.Store(r)
 	b.names = newNames(a.Names, func(name string, n uint16) { p.hooks.Named(id, name, n) })
-	b.teller = newTeller(func(e Event) { p.hooks.Event(id, e) })
+	b.eventReporter = newEventReporter(func(e Event) { p.hooks.Event(id, e) })
 	b.http = newHTTPServer(b)
 	b.window = windowFor(link)
 	if b.link, err = newEndpoint(link, a.Ethernet, b.screen); err != nil {
@@ -119,15 +119,15 @@ func (p *Links) newBox(id sandbox.ID, a wire.Add, link *os.File) (*box, error) {
 // windowFor returns the TCP window of a sandbox: as much as always fits into
 // the socket buffer, which the machine limits.
 func windowFor(link *os.File) int {
-	if n, err := unix.GetsockoptInt(int(link.Fd()), unix.SOL_SOCKET, unix.SO_SNDBUF); err == nil && n >= wire.SocketBuffer {
+	if n, err := unix.GetsockoptInt(int(link.Fd()), unix.SOL_SOCKET, unix.SO_SNDBUF); err == nil && n >= messages.SocketBuffer {
 		return largeWindow
 	}
 	return smallWindow
 }
 
 // start starts receiving packets.
-func (b *box) start() error {
-	for _, a := range []netip.Addr{wire.Gateway, wire.Gateway6} {
+func (b *attachment) start() error {
+	for _, a := range []netip.Addr{messages.Gateway, messages.Gateway6} {
 		number := ipv4.ProtocolNumber
 		if a.Is6() {
 			number = ipv6.ProtocolNumber
@@ -142,8 +142,8 @@ func (b *box) start() error {
 }
 
 // setPolicy applies a new policy to all connections.
-func (b *box) setPolicy(p wire.Policy) error {
-	r, err := newRuling(p, b.world.Load().operator)
+func (b *attachment) setPolicy(p messages.Policy) error {
+	r, err := newActivePolicy(p, b.outgoing.Load().operator)
 	if err != nil {
 		return err
 	}
@@ -157,7 +157,7 @@ func (b *box) setPolicy(p wire.Policy) error {
 	}
 	b.mu.Unlock()
 	for _, f := range open {
-		switch d := r.decide(f.target, f.meant()); {
+		switch d := r.decide(f.target, f.destination()); {
 		case !d.allowed():
 			f.cut(d.reason())
 		case otherwise:
@@ -169,8 +169,8 @@ func (b *box) setPolicy(p wire.Policy) error {
 	return nil
 }
 
-// held returns the state that the next gateway process needs.
-func (b *box) held() wire.Add {
+// handover returns the state that the next gateway process needs.
+func (b *attachment) handover() messages.Add {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	a := b.added
@@ -179,7 +179,7 @@ func (b *box) held() wire.Add {
 }
 
 // close closes the link and all connections.
-func (b *box) close() {
+func (b *attachment) close() {
 	b.once.Do(func() {
 		b.stop()
 		b.mu.Lock()
@@ -200,7 +200,7 @@ func (b *box) close() {
 }
 
 // hold adds a flow, unless there are too many.
-func (b *box) hold(f *flow) bool {
+func (b *attachment) hold(f *flow) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.shut || len(b.flows) >= maxFlows {
@@ -211,7 +211,7 @@ func (b *box) hold(f *flow) bool {
 	return true
 }
 
-func (b *box) release(f *flow) {
+func (b *attachment) release(f *flow) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if _, held := b.flows[f]; held {
@@ -222,6 +222,6 @@ func (b *box) release(f *flow) {
 
 // room returns the number of bytes that one more connection may buffer per
 // direction.
-func (b *box) room() int64 {
+func (b *attachment) room() int64 {
 	return max(leastRoom, heldBack/2/max(1, b.total.Load()))
 }

@@ -1,4 +1,4 @@
-package wire
+package messages
 
 import "net/netip"
 
