@@ -212,6 +212,16 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
+        /** List the images that stopped sandboxes, snapshots and templates need; only for the owner of the machine */
+        get: operations["imageUses"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/images/{digest}/archive": {
         parameters: {
             query?: never;
@@ -222,16 +232,6 @@ export interface paths {
         get?: never;
         /** Store an image that another daemon sends, under the digest of its content; only for keys of the tenant default */
         put: operations["importImage"];
-        post?: never;
-        delete?: never;
-        options?: never;
-        head?: never;
-        patch?: never;
-        trace?: never;
-    };
-        /** List the images that stopped sandboxes, snapshots and templates need; only for the owner of the machine */
-        get: operations["imageUses"];
-        put?: never;
         post?: never;
         delete?: never;
         options?: never;
@@ -6249,8 +6249,8 @@ export interface operations {
             };
         };
         responses: {
-            /** @description OK */
-            200: {
+            /** @description Done */
+            204: {
                 headers: {
                     [name: string]: unknown;
                 };
