@@ -174,6 +174,9 @@ func TestAttackNodesLentImages(t *testing.T) {
 	for _, ref := range []string{"template:tools", "template:acme/tools", digest} {
 		_, err := rival.Create(t.Context(), sandbox.Spec{Image: ref, Provider: "node-b"}, atoll.CreateOptions{})
 		wantCode(t, err, sandbox.CodeNotFound)
+		if e, _ := errors.AsType[*sandbox.Error](err); strings.HasPrefix(e.Message, e.Op) {
+			t.Errorf("%s: the message of the node says the operation again: %s", ref, e.Message)
+		}
 	}
 	_, err := rival.Create(t.Context(), sandbox.Spec{Image: "tar:/etc/passwd", Provider: "node-b"}, atoll.CreateOptions{})
 	wantCode(t, err, sandbox.CodeDenied)

@@ -84,8 +84,11 @@ func (p Lender) lend(ctx context.Context, spec *sandbox.Spec, do func(*sandbox.S
 	err = try()
 	if img == nil && refused(err) {
 		own, failed := p.Images.Find(ctx, spec, true)
-		if failed != nil || own == nil {
+		if failed != nil {
 			return errors.Join(err, failed)
+		}
+		if own == nil {
+			return err
 		}
 		img = own
 		err = try()

@@ -51,13 +51,14 @@ func Usage(cmd *cobra.Command, err error) error {
 	return &UsageError{Message: err.Error(), Hint: hint}
 }
 
-// dockerFlags maps flags of docker that Atoll lacks to Atoll's equivalents.
+// dockerFlags maps flags that Atoll lacks, most of docker, to its equivalents.
 var dockerFlags = map[string]string{
 	"--mem": "the limit of memory is --memory", "--cpu": "the limit of processors is --cpus",
 	"--network":    "name the hosts that may be reached with --egress, or a stored profile with --profile; without either there is no network",
 	"--net":        "name the hosts that may be reached with --egress, or a stored profile with --profile; without either there is no network",
 	"--gpus":       "sandboxes have no GPU",
 	"--mount":      "show a file or directory with: --volume HOST:GUEST",
+	"--template":   "a template is used as an image: --image template:NAME",
 	"--privileged": "nothing is needed: root in a sandbox has no rights outside",
 }
 
