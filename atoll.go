@@ -128,6 +128,14 @@ func reach(host string) (base string, _ http.RoundTripper, err error) {
 	if host == "" {
 		return anywhere, nil, nil
 	}
+	if socket, ok := strings.CutPrefix(host, "unix://"); ok && filepath.IsAbs(socket) {
+		return anywhere, &http.Transport{
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, "unix", socket)
+			},
+			DisableCompression: true, MaxIdleConnsPerHost: maxIdleConns, IdleConnTimeout: idleConnTimeout,
+		}, nil
+	}
 	u, err := url.Parse(host)
 	bad := &sandbox.Error{
 		Code: sandbox.CodeInvalid, Op: "client.new", Subject: "host", Message: "is not the address of a daemon",
@@ -142,15 +150,7 @@ func reach(host string) (base string, _ http.RoundTripper, err error) {
 	if err != nil || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
 		return "", nil, bad
 	}
-	switch {
-	case u.Scheme == "unix" && u.Host == "" && filepath.IsAbs(u.Path):
-		return anywhere, &http.Transport{
-			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				return new(net.Dialer).DialContext(ctx, "unix", u.Path)
-			},
-			DisableCompression: true, MaxIdleConnsPerHost: maxIdleConns, IdleConnTimeout: idleConnTimeout,
-		}, nil
-	case (u.Scheme == "https" || u.Scheme == "http") && u.Host != "" && strings.Trim(u.Path, "/") == "":
+	if (u.Scheme == "https" || u.Scheme == "http") && u.Host != "" && strings.Trim(u.Path, "/") == "" {
 		return u.Scheme + "://" + u.Host, &http.Transport{
 			Proxy: http.ProxyFromEnvironment, DisableCompression: true, MaxIdleConnsPerHost: maxIdleConns, IdleConnTimeout: idleConnTimeout,
 		}, nil

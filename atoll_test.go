@@ -509,7 +509,18 @@ func TestUnavailable(t *testing.T) {
 	defer c.Close()
 	_, err = c.Create(t.Context(), sandbox.Spec{}, atoll.CreateOptions{})
 	wantCode(t, err, sandbox.CodeUnavailable)
-	for _, host := range []string{"unix://relative", "ftp://x", "https://", "https://user:secret@x", "unix:///x?y", "://"} {
+	for _, path := range []string{"/a#b/atoll.sock", "/a?b", "/100%/atoll.sock"} { // a path is no URL, as with docker
+		c, err := atoll.New(atoll.Options{Host: "unix://" + path})
+		if err != nil {
+			t.Errorf("%s: %v", path, err)
+			continue
+		}
+		if err := c.Ping(t.Context()); sandbox.CodeOf(err) != sandbox.CodeUnavailable || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s is not the socket that was dialed: %v", path, err)
+		}
+		c.Close()
+	}
+	for _, host := range []string{"unix://relative", "ftp://x", "https://", "https://user:secret@x", "https://x?y", "://"} {
 		_, err := atoll.New(atoll.Options{Host: host})
 		wantCode(t, err, sandbox.CodeInvalid)
 		if err != nil && strings.Contains(err.Error(), "secret") {

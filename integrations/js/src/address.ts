@@ -32,11 +32,9 @@ export class Address {
       key ||= process.env.ATOLL_KEY ?? ''
     }
     if (!host) return new Address(`http://${local}`, path.join(stateDirectory(), 'atoll.sock'), key, false, tenant)
+    if (host.startsWith('unix:///')) return new Address(`http://${local}`, host.slice('unix://'.length), key, true, tenant)
     const u = parse(host)
     if (u && !u.username && !u.password && !u.search && !u.hash) {
-      if (u.protocol === 'unix:' && !u.host && u.pathname.startsWith('/')) {
-        return new Address(`http://${local}`, decodeURIComponent(u.pathname), key, true, tenant)
-      }
       if ((u.protocol === 'http:' || u.protocol === 'https:') && u.host && u.pathname === '/')
         return new Address(u.origin, '', key, true, tenant)
     }

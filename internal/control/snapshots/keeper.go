@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	"github.com/atoll-run/atoll/driver"
-	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/control/plan"
 	"github.com/atoll-run/atoll/internal/control/providers"
 	"github.com/atoll-run/atoll/internal/store"
@@ -207,7 +206,7 @@ func (svc *Service) trimCopies(ctx context.Context) error {
 			total[c.provider] -= c.Size
 		}
 	}
-	return core.FirstError(err, svc.Fault("trim.done"))
+	return err
 }
 
 // Sweep removes unfinished snapshots, and data without a record.

@@ -36,10 +36,11 @@ class Address:
             key = key or os.environ.get("ATOLL_KEY", "")
         if not host:
             return cls(f"http://{LOCAL}", str(state_directory() / "atoll.sock"), key or "", False, tenant or "")
+        path = host.removeprefix("unix://")
+        if path != host and path.startswith("/"):
+            return cls(f"http://{LOCAL}", path, key or "", True, tenant or "")
         u = urlsplit(host)
         plain = not (u.username or u.password or u.query or u.fragment)
-        if plain and u.scheme == "unix" and not u.netloc and u.path.startswith("/"):
-            return cls(f"http://{LOCAL}", u.path, key or "", True, tenant or "")
         if plain and u.scheme in ("http", "https") and u.netloc and not u.path.strip("/"):
             return cls(f"{u.scheme}://{u.netloc}", "", key or "", True, tenant or "")
         raise InvalidError(
