@@ -14,7 +14,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// testSandbox is a sandbox and a directory in it for one case.
+// testSandbox is a sandbox with a directory in it for one case.
 type testSandbox struct {
 	*caseT
 	inst driver.Instance

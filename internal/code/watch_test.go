@@ -17,7 +17,7 @@ import (
 	"github.com/atoll-run/atoll/sandbox/coding"
 )
 
-// told is a Sandbox whose changes of files are told by the test.
+// toldSandbox is a Sandbox whose changes of files come from the test.
 type toldSandbox struct {
 	local
 	watched chan string // a directory that is watched from now on

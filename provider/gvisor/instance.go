@@ -44,7 +44,7 @@ type Instance struct {
 	once        sync.Once
 	destroyed   atomic.Bool
 	memory      *memoryGuard
-	seen        atomic.Pointer[os.FileInfo] // of the record when it was last read and the sandbox was not doomed
+	seen        atomic.Pointer[os.FileInfo] // of the record when it was last read, if it did not say Destroying
 
 	mu       sync.Mutex
 	reason   sandbox.Reason // why we ended it, if we did

@@ -169,7 +169,8 @@ func (m meta) sandboxID() string {
 	return id
 }
 
-// sandboxRef is what a sandbox ID says.
+// sandboxRef names the objects of a sandbox in the cluster. It is the parsed form
+// of hosted.Sandbox.ID.
 type sandboxRef struct{ name, uid, object, claim, claimUID string }
 
 func split(id string) (b sandboxRef) {
@@ -381,8 +382,8 @@ func (a *api) Credential() hosted.Credential {
 	return hosted.Credential{Name: "namespace " + a.namespace, Key: "namespace " + a.namespace}
 }
 
-// sandboxOf returns the sandbox of a sandbox: that of its record, or the name of the pod
-// that it would get.
+// sandboxOf returns the objects of a sandbox: those in its record, or else the name
+// of the pod that it would get.
 func (a *api) sandboxOf(id sandbox.ID) (sandboxRef, error) {
 	if r, _ := a.sandboxes.Get(string(id)); r.ServiceID != "" {
 		return split(r.ServiceID), nil

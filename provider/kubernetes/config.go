@@ -335,7 +335,7 @@ func pluginToken(output []byte) (string, error) {
 // account is where a pod finds its own credential.
 const account = "/var/run/secrets/kubernetes.io/serviceaccount"
 
-// inside returns the cluster that a pod runs in. The token is read again when it
+// inCluster returns the cluster that a pod runs in. The token is read again when it
 // has expired.
 func inCluster(dir, host, port string) (c cluster, err error) {
 	ca, err := read(filepath.Join(dir, "ca.crt"), maxConfig)

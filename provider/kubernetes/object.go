@@ -166,9 +166,9 @@ func (a *api) object(ctx context.Context, name string) (o object, err error) {
 // Atoll have none.
 const suspendedMode = "Suspended"
 
-// resting returns the sandbox of a sandbox whose object is suspended. ErrNone: it is not.
-// Such a sandbox has no pod and is not gone, because its object is there on purpose:
-// somebody suspended it, and decides whether it goes on or ends.
+// resting returns the sandbox of an object that is suspended, or ErrNone if the
+// object is not. Such a sandbox has no pod and is not gone, because its object is
+// there on purpose: somebody suspended it, and decides whether it goes on or ends.
 func (a *api) resting(ctx context.Context, at sandboxRef) (hosted.Sandbox, error) {
 	if at.object == "" {
 		return hosted.Sandbox{}, hosted.ErrNone

@@ -196,7 +196,7 @@ func kernelVersion(file string) (string, error) {
 	return version, nil
 }
 
-// driver is a kernel module.
+// module is a kernel module.
 type module struct {
 	name    string
 	content []byte

@@ -101,13 +101,13 @@ func (t everyTenant) Find(ctx context.Context, ref string) (Sandbox, error) {
 	return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: ref, Message: "no such sandbox", Hint: "name it as TENANT/NAME; see what exists with: atoll ls --all-tenants"}
 }
 
-// sandboxOfTenant is a sandbox of one of all tenants.
+// sandboxOfTenant is a sandbox in a list of the sandboxes of all tenants.
 type sandboxOfTenant struct {
 	RemoteSandbox
 	tenant string
 }
 
-// Name implements sandbox.
+// Name implements Sandbox. It begins with the tenant.
 func (b sandboxOfTenant) Name() string { return b.tenant + "/" + b.RemoteSandbox.Name() }
 
 func (everyTenant) Warning(context.Context, string) string { return "" }

@@ -184,7 +184,7 @@ type RemoteSandbox struct{ *atoll.Sandbox }
 
 func (b RemoteSandbox) Limits() map[string]sandbox.Enforcement { return b.Info().Limits }
 
-// Main implements sandbox.
+// Main implements Sandbox.
 func (b RemoteSandbox) Main() *sandbox.MainCommand { return b.Info().Main }
 
 func (b RemoteSandbox) Stop(ctx context.Context, grace time.Duration) (bool, error) {

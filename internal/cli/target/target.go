@@ -208,10 +208,10 @@ type local struct {
 	*engine.Engine
 }
 
-// localSandbox is a sandbox of this machine.
+// localSandbox is a sandbox that this process manages, without a daemon.
 type localSandbox struct{ *engine.Sandbox }
 
-// Main implements sandbox. A main command needs a daemon.
+// Main implements Sandbox. A main command needs a daemon.
 func (b localSandbox) Main() *sandbox.MainCommand { return nil }
 
 func (b localSandbox) Files() Files { return b.Sandbox.Files() }

@@ -30,8 +30,8 @@ type provision struct {
 }
 
 // tenantSandboxes manages the sandboxes of one tenant for one of its sessions. It
-// implements session.Sandboxes. A sandbox is a sandbox of this daemon, by its own id.
-// The store decides whether it exists.
+// implements session.Sandboxes. They are sandboxes of this daemon, by their own IDs.
+// The store decides which exist.
 type tenantSandboxes struct {
 	*provision
 	tenant string

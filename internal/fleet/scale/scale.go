@@ -385,7 +385,7 @@ func (s leases) Apply(_ context.Context, name string, op lease.Op) (lease.Lease,
 	return l.Clone(), effect, err
 }
 
-// sandboxes makes the sandbox of a group.
+// sandboxes implements session.Sandboxes for a group, which has one sandbox.
 type sandboxes struct {
 	w *world
 	g *group

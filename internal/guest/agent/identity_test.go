@@ -16,7 +16,7 @@ func TestIdentity(t *testing.T) {
 	)
 	for name, test := range map[string]struct {
 		image          [2]string // hosts, hostname; "-" for none
-		hosts, named   string    // after the sandbox was named sandbox
+		hosts, named   string    // after the sandbox was named box
 		edit           [2]string // by a program inside; empty: unchanged
 		hosts2, named2 string    // after it was named twin
 	}{

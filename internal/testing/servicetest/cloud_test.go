@@ -26,7 +26,7 @@ func cloud(t *testing.T) *servicetest.Cloud {
 	return c
 }
 
-// makeSandbox makes a sandbox.
+// makeSandbox creates a sandbox from a snapshot; nil: from nothing.
 func makeSandbox(t *testing.T, c *servicetest.Cloud, owner, name string, from *servicetest.Snapshot) *servicetest.CloudSandbox {
 	t.Helper()
 	b, err := c.Create(servicetest.Sandbox{ID: servicetest.NewID(), Name: name, Owner: owner}, from)

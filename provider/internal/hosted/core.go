@@ -38,7 +38,7 @@ type Sandbox struct {
 	// Scope names the directory that created the sandbox, or that owns it if the
 	// service is a Claimer. Empty: it is not ours.
 	Scope string
-	// Access is what Core.Enter needs and only the service knows. Answers without
+	// Access is what Core.OpenInside needs and only the service knows. Answers without
 	// it have nil.
 	Access any
 }
@@ -50,7 +50,7 @@ var ErrNone = errors.New("the service has no such sandbox")
 // Service is a driver's access to its service. The methods may be called
 // concurrently. They return ErrNone or *sandbox.Error.
 type Service interface {
-	// Get returns the sandbox with the service's ID sandbox.
+	// Get returns the sandbox that has the ID sb at the service.
 	Get(ctx context.Context, id sandbox.ID, sb string) (Sandbox, error)
 	// List returns the sandboxes with a scope and an ID; "" means any. It may
 	// return others too.
@@ -91,8 +91,8 @@ type Credential struct {
 	Key string
 }
 
-// Claimer is implemented by a Service that stores the owner of a sandbox. Its
-// sandboxes have a Scope and Metadata.
+// Claimer is implemented by a Service that stores the owner of a sandbox. Its Get
+// and List set Scope and Metadata.
 type Claimer interface {
 	// Claim replaces the metadata of a sandbox. Only the scope is another one.
 	Claim(ctx context.Context, b Sandbox, metadata map[string]string) error
@@ -114,7 +114,7 @@ type Core struct {
 	Partial bool
 	// Extend adds a driver's own calls to an instance. Nil: there are none.
 	Extend func(*Instance) Made
-	// Marks: the owner of a sandbox is written inside it: see Mark.
+	// Marks: the owner of a sandbox is written inside it: see OwnerMark.
 	Marks bool
 	// Resting lists the statuses that change only on request.
 	Resting []string

@@ -12,7 +12,7 @@ import (
 const again = 10 * time.Second
 
 // Expiry ends sandboxes for a service without lifetimes. Every process that has
-// the Sandboxes open ends sandboxes at their deadlines. The record stays and
+// opened the records ends sandboxes at their deadlines. The record stays and
 // contains the reason. Its methods may be called concurrently.
 type Expiry struct {
 	Sandboxes Records

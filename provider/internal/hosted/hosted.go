@@ -33,7 +33,7 @@ type Record struct {
 	// Scope is the scope of the directory that created the sandbox, if that was
 	// another one and the service still reports it.
 	Scope     string `json:"scope,omitempty"`
-	Adoptions int    `json:"turn,omitempty"` // of our mark; see Mark
+	Adoptions int    `json:"turn,omitempty"` // as in our OwnerMark
 	// Life is how long the sandbox may run after it was started or resumed, if the
 	// service requires that on each start.
 	Life             time.Duration `json:"life,omitempty"`
@@ -166,8 +166,8 @@ func NewKey() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// AddFindings adds what a first request to the service says of it, and of where
-// credentials go. key and address are how the user sets them.
+// AddFindings adds to the facts what the outcome of a first request says about the
+// service, and where credentials are sent. key and address are how the user sets them.
 func AddFindings(facts *driver.Facts, err error, key, address string, urls ...*url.URL) {
 	add := func(severity driver.Severity, subject, message, fix string) {
 		facts.Findings = append(facts.Findings, driver.Finding{Severity: severity, Subject: subject, Message: message, Fix: fix})

@@ -31,8 +31,8 @@ func (c *Core) seal(sb string, m OwnerMark) string {
 	return text[strings.LastIndexByte(text, '#')+1:]
 }
 
-// ownerMark returns the mark of a sandbox. One that is missing or not sealed counts
-// as none.
+// ownerMark returns the mark of a sandbox. A mark that is missing or not sealed
+// counts as none.
 func (c *Core) ownerMark(ctx context.Context, sb string, in Inside) (m OwnerMark, err error) {
 	text, err := in.Run(ctx, ReadMark)
 	if err != nil || c.Service.Credential().Key == "" {
@@ -49,8 +49,8 @@ func (c *Core) ownerMark(ctx context.Context, sb string, in Inside) (m OwnerMark
 	return m, nil
 }
 
-// setMark makes this directory the owner of a sandbox and returns the new turn,
-// which is later than after.
+// setMark makes this directory the owner of a sandbox and returns the new number
+// of adoptions, which is above after.
 func (c *Core) setMark(ctx context.Context, b Sandbox, after int) (turn int, err error) {
 	scope, err := c.Scope()
 	if err != nil {

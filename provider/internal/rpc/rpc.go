@@ -36,7 +36,8 @@ const (
 	Attempts = 3
 )
 
-// ParseError are those of rest.Client: errors have a text and nothing else.
+// ParseError is the ParseError of rest.Client for services whose errors have a
+// text and nothing else.
 func ParseError(_ int, body []byte) (code, message string, ok bool) { return "", string(body), true }
 
 // Transport returns a transport that uses HTTP/2, also without TLS, and notices

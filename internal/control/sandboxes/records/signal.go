@@ -39,5 +39,5 @@ func (r *Recheck) Begin() { r.wanted.Store(false) }
 // Wanted reports whether Again or Soon was called since Begin.
 func (r *Recheck) Wanted() bool { return r.wanted.Load() }
 
-// Urgent receives after Soon.
+// Urgent returns the Signal that Soon sends.
 func (r *Recheck) Urgent() Signal { return r.urgent }
