@@ -26,7 +26,7 @@ func TestInstanceID(t *testing.T) {
 				t.Fatal(err)
 			}
 			if got, err := durable.ParseEnvelope(data); err != nil || got.Sandbox != want {
-				t.Errorf("%s with box %q: %q, %v; want %q", state, sb, got.Sandbox, err, want)
+				t.Errorf("%s with sandbox %q: %q, %v; want %q", state, sb, got.Sandbox, err, want)
 			}
 		}
 	}

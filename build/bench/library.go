@@ -41,7 +41,7 @@ func openLibrary(state, executable, img string) (*library, error) {
 func (l *library) close() error { return errors.Join(l.provider.Close(), l.images.Close()) }
 
 func (l *library) spec(img string) *sandbox.Spec {
-	id := fmt.Sprintf("box-%d", l.count.Add(1))
+	id := fmt.Sprintf("sandbox-%d", l.count.Add(1))
 	return &sandbox.Spec{ID: sandbox.ID(id), Image: img, Hostname: id}
 }
 

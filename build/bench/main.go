@@ -43,7 +43,7 @@ func main() {
 	flag.StringVar(&c.results, "results", "build/bench/results", "directory for the samples, if there is a document")
 	flag.StringVar(&c.tar, "tar", "bin/bench-rootfs.tar", "root file system with a shell, coreutils and python3; built with mmdebstrap if missing")
 	flag.IntVar(&c.rounds, "rounds", 15, "number of rounds of the short measurements")
-	flag.IntVar(&c.sandboxes, "boxes", 40, "number of idle sandboxes for measuring memory")
+	flag.IntVar(&c.sandboxes, "sandboxes", 40, "number of idle sandboxes for measuring memory")
 	flag.IntVar(&c.density, "density", 300, "number of sandboxes that must exist at the same time")
 	flag.StringVar(&c.only, "only", "", "measure only this section, such as hop")
 	flag.Parse()

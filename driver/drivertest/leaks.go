@@ -199,7 +199,7 @@ var leakCases = []testCase{
 		}
 		t.awaitBaseline(base)
 	}},
-	{"leaks/boxes", "", func(t *caseT) {
+	{"leaks/sandboxes", "", func(t *caseT) {
 		t.sandbox()
 		base := takeBaseline()
 		for range size(t.suite, 3, 1) {

@@ -116,7 +116,7 @@ var secretCases = []testCase{
 }
 
 var concurrencyCases = []testCase{
-	{"concurrency/boxes", "", concurrentSandboxes},
+	{"concurrency/sandboxes", "", concurrentSandboxes},
 	{"concurrency/exec-while-destroying", "", func(t *caseT) {
 		b := t.fresh()
 		n := size(t.suite, 16, 4)

@@ -157,7 +157,7 @@ func TestAttackEnvelopeOfAFreerTime(t *testing.T) {
 	ok(t, d.Reload(t.Context()))
 	for name, change := range map[string]func(*durable.Envelope){
 		"as it is":    func(*durable.Envelope) {},
-		"without box": func(e *durable.Envelope) { e.Sandbox, e.State = "", nil },
+		"no sandbox":  func(e *durable.Envelope) { e.Sandbox, e.State = "", nil },
 		"only a spec": func(e *durable.Envelope) { e.Sandbox, e.State, e.Archive = "", nil, nil },
 		"and a larger": func(e *durable.Envelope) {
 			e.Sandbox, e.State, e.Archive, e.Spec.Resources.Memory = "", nil, nil, 8<<30

@@ -197,7 +197,7 @@ func TestAttackPortTokens(t *testing.T) {
 		"one":             {host("mine", port), one, reached},
 		"of a key":        {host("mine", port), keyed, reached},
 		"other port":      {host("mine", port), none, refused},
-		"other box":       {host("yours", port), all, refused},
+		"other sandbox":   {host("yours", port), all, refused},
 		"other tenant":    {host("theirs", port), all, refused},
 		"other's id":      {host(string(foreign.ID()), port), all, refused},
 		"never was":       {host("never", port), all, refused},

@@ -245,7 +245,7 @@ func TestErrorsAreWrappedOnce(t *testing.T) {
 		err  error
 		want sandbox.Error // Cause is checked by errors.Is
 	}{
-		{"classified by the provider", errKnown, sandbox.Error{Code: "exhausted", Op: "process.exec", Subject: "one", Message: "the box ran out of luck"}},
+		{"classified by the provider", errKnown, sandbox.Error{Code: "exhausted", Op: "process.exec", Subject: "one", Message: "the sandbox ran out of luck"}},
 		{"unknown", errUnknown, sandbox.Error{Code: "internal", Op: "process.exec", Subject: "one", Message: "what was that"}},
 		{"canceled", fmt.Errorf("x: %w", context.Canceled), sandbox.Error{Code: "canceled", Op: "process.exec", Subject: "one", Message: "canceled"}},
 		{"too slow", context.DeadlineExceeded, sandbox.Error{Code: "timeout", Op: "process.exec", Subject: "one", Message: "took too long"}},

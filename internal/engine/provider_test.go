@@ -27,7 +27,7 @@ type scriptedProvider struct {
 }
 
 var (
-	errKnown   = errors.New("the box ran out of luck")
+	errKnown   = errors.New("the sandbox ran out of luck")
 	errUnknown = errors.New("what was that")
 )
 
@@ -45,7 +45,7 @@ func (b *scriptedProvider) enter(method string) error {
 }
 
 func (b *scriptedProvider) Probe(context.Context) (driver.Facts, error) {
-	facts := driver.Facts{Provider: "boxes", Available: true}
+	facts := driver.Facts{Provider: "scripted", Available: true}
 	facts.Capabilities.Reattach, facts.Capabilities.Images = !b.plain, !b.noImages
 	facts.Limits = map[string]driver.Limit{}
 	for _, name := range []string{"cpus", "memory", "disk", "pids", "lifetime"} {

@@ -80,7 +80,7 @@ func TestAttachments(t *testing.T) {
 		var asking sync.WaitGroup
 		for i := range 8 {
 			asking.Go(func() {
-				name := fmt.Sprintf("box%d", i)
+				name := fmt.Sprintf("sandbox%d", i)
 				switch err := attach(name, sandbox.WorkspaceExclusive); sandbox.CodeOf(err) {
 				case "":
 					won.Add(1)

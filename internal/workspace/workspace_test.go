@@ -611,7 +611,7 @@ func TestAppendAndForget(t *testing.T) {
 		group.Go(func() {
 			w, err := workspace.Open(context.Background(), f.blobs, testKey)
 			if err == nil {
-				made[i], err = w.Append(context.Background(), root, fmt.Sprint("box ", i))
+				made[i], err = w.Append(context.Background(), root, fmt.Sprint("writer ", i))
 			}
 			if err != nil {
 				t.Error(err)
@@ -634,7 +634,7 @@ func TestAppendAndForget(t *testing.T) {
 	if err != nil || last.Digest() == made[0].Digest() {
 		t.Fatalf("%v, other content has the same digest", err)
 	}
-	done, err := f.w.Forget(t.Context(), func(v workspace.Version) bool { return v.Note == "box 3" })
+	done, err := f.w.Forget(t.Context(), func(v workspace.Version) bool { return v.Note == "writer 3" })
 	if err != nil || len(done.Versions) != len(made) {
 		t.Fatalf("%+v %v", done, err)
 	}

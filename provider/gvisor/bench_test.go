@@ -270,7 +270,7 @@ func BenchmarkCreateParallel(b *testing.B) {
 		b.StartTimer()
 	}
 	made.report(b, "median")
-	b.ReportMetric(float64(n*len(made))/b.Elapsed().Seconds(), "boxes/s")
+	b.ReportMetric(float64(n*len(made))/b.Elapsed().Seconds(), "sandboxes/s")
 }
 
 // BenchmarkFile measures writing and reading a large file.

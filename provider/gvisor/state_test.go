@@ -19,13 +19,13 @@ func TestStateDirLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, _, err := createStateDir(parent, &record{ID: "a"}); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("second box of the same name: %v, want %v", err, fs.ErrExist)
+		t.Errorf("second state directory of the same name: %v, want %v", err, fs.ErrExist)
 	}
 	if entries, _ := os.ReadDir(parent); len(entries) != 1 {
-		t.Errorf("the refused box left something: %v", entries)
+		t.Errorf("the refused state directory left something: %v", entries)
 	}
 	if b.dead() {
-		t.Error("a box is dead while its maker holds the lock")
+		t.Error("a sandbox is dead while its maker holds the lock")
 	}
 	// A process that inherits the file keeps the sandbox alive.
 	child := exec.Command("sleep", "60")
@@ -35,12 +35,12 @@ func TestStateDirLock(t *testing.T) {
 	}
 	upper.Close()
 	if b.dead() {
-		t.Error("a box is dead while a process that inherited its lock lives")
+		t.Error("a sandbox is dead while a process that inherited its lock lives")
 	}
 	_ = child.Process.Kill()
 	_ = child.Wait()
 	if !b.dead() {
-		t.Error("a box is alive although its lock is free")
+		t.Error("a sandbox is alive although its lock is free")
 	}
 }
 

@@ -126,7 +126,7 @@ func TestClaim(t *testing.T) {
 	made := s.claimed(t, p, "sb-1")
 	at := split(made.Meta.sandboxID())
 	if at.name != made.Meta.Name || at.object != s.objects[at.name].Meta.UID || at.claim == at.name || s.pool.claims[at.claim] == nil || at.claimUID != s.pool.claims[at.claim].Meta.UID {
-		t.Errorf("its box is %+v", at)
+		t.Errorf("its objects are %+v", at)
 	}
 	found := 0
 	for one, err := range p.List(t.Context()) {

@@ -382,7 +382,7 @@ func TestClaimGateway(t *testing.T) {
 	r, _ := p.Get("sb")
 	password, err := p.gateway.password("sb", r.ServiceID)
 	if err != nil || !strings.Contains(r.ServiceID, made.Meta.UID) {
-		t.Fatalf("the box %q, %v", r.ServiceID, err)
+		t.Fatalf("the service's ID is %q, %v; want one with the UID of the pod", r.ServiceID, err)
 	}
 	if ca, err := f.admit(t.Context(), "sb", password, from); err != nil || string(ca) != "certificate" {
 		t.Errorf("its own: %q, %v", ca, err)

@@ -220,7 +220,7 @@ func TestOrder(t *testing.T) {
 	p := s.open(t, t.TempDir(), nil)
 	made := s.ordered(t, p, "sb-1")
 	if b := split(made.Meta.sandboxID()); b != (sandboxRef{name: made.Meta.Name, uid: made.Meta.UID, object: s.objects[made.Meta.Name].Meta.UID}) {
-		t.Errorf("its box is %q", made.Meta.sandboxID())
+		t.Errorf("its sandbox ID is %q", made.Meta.sandboxID())
 	}
 	in, err := p.Attach(t.Context(), "sb-1")
 	if err != nil {

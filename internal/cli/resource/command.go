@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	GroupSandbox = "box"
+	GroupSandbox = "sandbox"
 	GroupDaemon  = "daemon"
 	GroupMachine = "machine"
 )

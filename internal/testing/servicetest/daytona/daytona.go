@@ -41,21 +41,21 @@ func New(backing driver.Provider) *Server {
 	s.AddKey(Key, "org-1")
 	s.Handle("POST /api/sandbox", s.create)
 	s.Handle("GET /api/sandbox", s.list)
-	s.Handle("GET /api/sandbox/{box}", s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) { return s.shown(r, s.Show(b)), nil }))
-	s.Handle("DELETE /api/sandbox/{box}", s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
+	s.Handle("GET /api/sandbox/{sandbox}", s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) { return s.shown(r, s.Show(b)), nil }))
+	s.Handle("DELETE /api/sandbox/{sandbox}", s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 		return s.shown(r, s.Show(b)), s.Delete(b)
 	}))
-	s.Handle("POST /api/sandbox/{box}/stop", s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
+	s.Handle("POST /api/sandbox/{sandbox}/stop", s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 		return s.shown(r, s.Show(b)), s.Stop(b)
 	}))
-	s.Handle("POST /api/sandbox/{box}/start", s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
+	s.Handle("POST /api/sandbox/{sandbox}/start", s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 		return s.shown(r, s.Show(b)), s.Start(b)
 	}))
-	s.Handle("PUT /api/sandbox/{box}/labels", s.withSandbox(s.label))
-	s.Handle("GET /api/sandbox/{box}/toolbox-proxy-url", s.withSandbox(func(r *http.Request, _ *servicetest.CloudSandbox) (any, error) {
+	s.Handle("PUT /api/sandbox/{sandbox}/labels", s.withSandbox(s.label))
+	s.Handle("GET /api/sandbox/{sandbox}/toolbox-proxy-url", s.withSandbox(func(r *http.Request, _ *servicetest.CloudSandbox) (any, error) {
 		return map[string]string{"url": toolbox(r)}, nil
 	}))
-	s.Handle("POST /api/sandbox/{box}/snapshot", s.withSandbox(s.save))
+	s.Handle("POST /api/sandbox/{sandbox}/snapshot", s.withSandbox(s.save))
 	s.Handle("GET /api/snapshots", s.listSnapshots)
 	s.Handle("GET /api/snapshots/{snapshot}", s.withSnapshot(func(m *servicetest.Snapshot) (any, error) { return shownSnapshot(*m), nil }))
 	s.Handle("DELETE /api/snapshots/{snapshot}", s.withSnapshot(func(m *servicetest.Snapshot) (any, error) { return struct{}{}, s.Forget(m) }))
@@ -85,9 +85,9 @@ func (s *Server) withSandbox(f func(r *http.Request, b *servicetest.CloudSandbox
 
 // sandbox finds the sandbox in a request. One that was destroyed is not found.
 func (s *Server) sandbox(r *http.Request, owner string) (*servicetest.CloudSandbox, error) {
-	b, err := s.Find(owner, r.PathValue("box"))
+	b, err := s.Find(owner, r.PathValue("sandbox"))
 	if err != nil || s.Show(b).Status == "destroyed" && r.Method != http.MethodGet {
-		return nil, servicetest.Fail(http.StatusNotFound, "Sandbox with ID or name %s not found", r.PathValue("box"))
+		return nil, servicetest.Fail(http.StatusNotFound, "Sandbox with ID or name %s not found", r.PathValue("sandbox"))
 	}
 	return b, nil
 }

@@ -17,7 +17,7 @@ import (
 )
 
 func (s *Server) toolboxRoutes() {
-	const at = "/toolbox/{box}"
+	const at = "/toolbox/{sandbox}"
 	s.Handle("POST "+at+"/process/execute", s.withSandbox(s.execute))
 	s.Handle("POST "+at+"/process/session", s.withSandbox(s.createSession))
 	s.Handle("DELETE "+at+"/process/session/{session}", s.withSandbox(s.deleteSession))

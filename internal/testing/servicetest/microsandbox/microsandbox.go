@@ -53,7 +53,7 @@ func New(backing driver.Provider) *Server {
 	s.Handle("GET /v1/sandboxes", func(r *http.Request, owner string) (any, error) {
 		return page(r, s.List(owner, nil), func(b servicetest.Sandbox) string { return b.ID }, func(b servicetest.Sandbox) any { return shown(b) }), nil
 	})
-	const one = "/v1/sandboxes/{box}"
+	const one = "/v1/sandboxes/{sandbox}"
 	show := func(f func(b *servicetest.CloudSandbox) error) func(*http.Request, string) (any, error) {
 		return s.withSandbox(func(_ *http.Request, b *servicetest.CloudSandbox) (any, error) {
 			err := f(b)
@@ -92,7 +92,7 @@ func (s *Server) Commands() int { return int(s.commands.Load()) }
 // withSandbox is a call about one sandbox.
 func (s *Server) withSandbox(f func(r *http.Request, b *servicetest.CloudSandbox) (any, error)) func(*http.Request, string) (any, error) {
 	return func(r *http.Request, owner string) (any, error) {
-		text := r.PathValue("box")
+		text := r.PathValue("sandbox")
 		b, err := s.Find(owner, text)
 		if err != nil || s.Show(b).Status == removed || (s.Show(b).ID == text) == (r.Header.Get(nameHeader) != "") {
 			return nil, notFound(text)

@@ -59,7 +59,7 @@ func New(backing driver.Provider) *Server {
 		},
 	}
 	s.AddKey(Key, "team-1")
-	const sandbox = "/v1/sandboxes/{box}"
+	const sandbox = "/v1/sandboxes/{sandbox}"
 	s.handle("POST /v1/sandboxes", http.StatusAccepted, s.create)
 	s.handle("GET /v1/sandboxes", http.StatusOK, s.list)
 	s.handle("GET "+sandbox, http.StatusOK, s.withSandbox(func(_ *http.Request, b *servicetest.CloudSandbox) (any, error) { return shown(s.Show(b)), nil }))
@@ -114,7 +114,7 @@ func (s *Server) handle(pattern string, status int, call func(r *http.Request, o
 // withSandbox is a call about one sandbox.
 func (s *Server) withSandbox(f func(r *http.Request, b *servicetest.CloudSandbox) (any, error)) func(*http.Request, string) (any, error) {
 	return func(r *http.Request, owner string) (any, error) {
-		b, err := s.find(owner, r.PathValue("box"))
+		b, err := s.find(owner, r.PathValue("sandbox"))
 		if err != nil {
 			return nil, err
 		}
@@ -412,7 +412,7 @@ func (s *Server) proxy(w http.ResponseWriter, r *http.Request) {
 	owner, err := s.Owner(r)
 	var b *servicetest.CloudSandbox
 	if err == nil {
-		b, err = s.find(owner, r.PathValue("box"))
+		b, err = s.find(owner, r.PathValue("sandbox"))
 	}
 	if err == nil && s.Show(b).Status != "Running" {
 		err = servicetest.FailAs(http.StatusBadGateway, "BACKEND_CONNECTION_FAILED", "Could not connect to the backend sandbox")
@@ -421,7 +421,7 @@ func (s *Server) proxy(w http.ResponseWriter, r *http.Request) {
 		s.Refuse(w, r, err)
 		return
 	}
-	prefix := "/v1/sandboxes/" + r.PathValue("box") + "/proxy/" + r.PathValue("port")
+	prefix := "/v1/sandboxes/" + r.PathValue("sandbox") + "/proxy/" + r.PathValue("port")
 	switch rest := strings.TrimPrefix(r.URL.Path, prefix); {
 	case r.PathValue("port") == execdPort:
 		http.StripPrefix(prefix, s.execd(b)).ServeHTTP(w, r)

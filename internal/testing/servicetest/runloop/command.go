@@ -16,7 +16,7 @@ import (
 )
 
 func (s *Server) commandRoutes() {
-	const at, one = "/v1/devboxes/{box}", "/v1/devboxes/{box}/executions/{command}"
+	const at, one = "/v1/devboxes/{sandbox}", "/v1/devboxes/{sandbox}/executions/{command}"
 	s.Handle("POST "+at+"/execute", s.withSandbox(func(r *http.Request, b *servicetest.CloudSandbox) (any, error) {
 		c, err := s.start(r, b)
 		if err != nil {
@@ -38,7 +38,7 @@ func (s *Server) commandRoutes() {
 	}))
 	shown := s.withCommand(func(c *command) any { return c.shown() })
 	s.Handle("GET "+at+"/{kind}/{command}", func(r *http.Request, owner string) (any, error) { // two routes that overlap
-		switch sb, kind := r.PathValue("box"), r.PathValue("kind"); {
+		switch sb, kind := r.PathValue("sandbox"), r.PathValue("kind"); {
 		case sb == snapshots && r.PathValue("command") == "status":
 			return s.snapshotStatus(owner, kind)
 		case kind == "executions":

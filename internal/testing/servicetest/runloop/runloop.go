@@ -57,11 +57,11 @@ func New(backing driver.Provider) *Server {
 	}
 	s.Handle("POST /v1/devboxes", s.create)
 	s.Handle("GET /v1/devboxes", s.list)
-	s.Handle("GET /v1/devboxes/{box}", s.withSandbox(show(func(*servicetest.CloudSandbox) error { return nil })))
-	s.Handle("POST /v1/devboxes/{box}", s.withSandbox(s.change))
-	s.Handle("POST /v1/devboxes/{box}/suspend", s.withSandbox(show(s.Stop)))
-	s.Handle("POST /v1/devboxes/{box}/resume", s.withSandbox(show(s.Start)))
-	s.Handle("POST /v1/devboxes/{box}/shutdown", s.withSandbox(show(s.Delete)))
+	s.Handle("GET /v1/devboxes/{sandbox}", s.withSandbox(show(func(*servicetest.CloudSandbox) error { return nil })))
+	s.Handle("POST /v1/devboxes/{sandbox}", s.withSandbox(s.change))
+	s.Handle("POST /v1/devboxes/{sandbox}/suspend", s.withSandbox(show(s.Stop)))
+	s.Handle("POST /v1/devboxes/{sandbox}/resume", s.withSandbox(show(s.Start)))
+	s.Handle("POST /v1/devboxes/{sandbox}/shutdown", s.withSandbox(show(s.Delete)))
 	s.Handle("POST /v1/network-policies", s.createPolicy)
 	s.Handle("GET /v1/network-policies", s.listPolicies)
 	s.snapshotRoutes()
@@ -82,12 +82,12 @@ func (s *Server) withSandbox(f func(r *http.Request, b *servicetest.CloudSandbox
 
 // sandbox finds the sandbox in a request. One that has ended is still shown.
 func (s *Server) sandbox(r *http.Request, owner string) (*servicetest.CloudSandbox, error) {
-	b, err := s.Find(owner, r.PathValue("box"))
+	b, err := s.Find(owner, r.PathValue("sandbox"))
 	if err != nil {
-		return nil, servicetest.Fail(http.StatusNotFound, "Devbox %s not found", r.PathValue("box"))
+		return nil, servicetest.Fail(http.StatusNotFound, "Devbox %s not found", r.PathValue("sandbox"))
 	}
 	if s.Show(b).Status == shutdown && r.Method != http.MethodGet {
-		return nil, servicetest.Fail(http.StatusBadRequest, "Devbox %s is shut down", r.PathValue("box"))
+		return nil, servicetest.Fail(http.StatusBadRequest, "Devbox %s is shut down", r.PathValue("sandbox"))
 	}
 	return b, nil
 }

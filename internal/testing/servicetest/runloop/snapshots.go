@@ -20,7 +20,7 @@ type labels struct {
 
 func (s *Server) snapshotRoutes() {
 	const all = "/v1/devboxes/" + snapshots
-	s.Handle("POST /v1/devboxes/{box}/snapshot_disk_async", s.withSandbox(s.capture))
+	s.Handle("POST /v1/devboxes/{sandbox}/snapshot_disk_async", s.withSandbox(s.capture))
 	s.Handle("GET "+all, s.listSnapshots)
 	s.Handle("POST "+all+"/{snapshot}/delete", func(r *http.Request, owner string) (any, error) {
 		m, err := s.snapshot(owner, r.PathValue("snapshot"))
