@@ -57,18 +57,18 @@ func Tenants(ctx context.Context, a *Env, c *atoll.Client) ([]tenantClient, erro
 	return all, nil
 }
 
-// everyTenant is a daemon with the sandboxes of all tenants, whose names are
-// TENANT/NAME. It makes none.
+// everyTenant are the sandboxes of all tenants of a daemon. Their names are
+// TENANT/NAME. It creates none.
 type everyTenant struct {
 	env *Env
 	of  []tenantClient
 }
 
-// List implements target.
+// List implements Sandboxes.
 func (t everyTenant) List(ctx context.Context) ([]sandbox.Sandbox, error) {
 	var all []sandbox.Sandbox
 	for _, one := range t.of {
-		theirs, err := t.env.Remote(one.Client).List(ctx)
+		theirs, err := t.env.SandboxesOf(one.Client).List(ctx)
 		if err != nil {
 			return nil, err
 		}
@@ -80,7 +80,7 @@ func (t everyTenant) List(ctx context.Context) ([]sandbox.Sandbox, error) {
 	return all, nil
 }
 
-// Find implements target, by TENANT/NAME or by id.
+// Find implements Sandboxes, by TENANT/NAME or by id.
 func (t everyTenant) Find(ctx context.Context, ref string) (Sandbox, error) {
 	tenant, name, named := strings.Cut(ref, "/")
 	if !named {

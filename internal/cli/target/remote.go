@@ -17,19 +17,19 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// Remote is a daemon.
-type Remote struct {
+// RemoteSandboxes are the sandboxes of a daemon.
+type RemoteSandboxes struct {
 	env    *Env
 	client *atoll.Client
 }
 
-// Remote returns the daemon of a client.
-func (a *Env) Remote(c *atoll.Client) Remote { return Remote{a, c} }
+// SandboxesOf returns the sandboxes of a client's daemon.
+func (a *Env) SandboxesOf(c *atoll.Client) RemoteSandboxes { return RemoteSandboxes{a, c} }
 
 // Warning asks the daemon about a provider that this program does not know. Asking
 // makes the daemon probe all of its providers. Without a name, create warns of the
 // provider that the daemon chose.
-func (r Remote) Warning(ctx context.Context, provider string) string {
+func (r RemoteSandboxes) Warning(ctx context.Context, provider string) string {
 	known := slices.ContainsFunc(r.env.Providers, func(p ProviderInfo) bool { return p.Name == provider })
 	if known || provider == "" {
 		return r.env.WarningOf(provider)
@@ -47,9 +47,9 @@ func (r Remote) Warning(ctx context.Context, provider string) string {
 }
 
 // Tidy leaves it to the daemon to look after its sandboxes.
-func (r Remote) Tidy(context.Context) {}
+func (r RemoteSandboxes) Tidy(context.Context) {}
 
-func (r Remote) Find(ctx context.Context, ref string) (Sandbox, error) {
+func (r RemoteSandboxes) Find(ctx context.Context, ref string) (Sandbox, error) {
 	s, err := r.client.Get(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -57,7 +57,7 @@ func (r Remote) Find(ctx context.Context, ref string) (Sandbox, error) {
 	return RemoteSandbox{s}, nil
 }
 
-func (r Remote) List(ctx context.Context) ([]sandbox.Sandbox, error) {
+func (r RemoteSandboxes) List(ctx context.Context) ([]sandbox.Sandbox, error) {
 	var out []sandbox.Sandbox
 	for s, err := range r.client.List(ctx, atoll.ListOptions{}) {
 		if err != nil {
@@ -71,7 +71,7 @@ func (r Remote) List(ctx context.Context) ([]sandbox.Sandbox, error) {
 
 // create creates the sandbox of a request and returns it with the command to
 // run in it; nil if there is none.
-func (r Remote) create(ctx context.Context, req *engine.RunRequest) (*atoll.Sandbox, *sandbox.Command, error) {
+func (r RemoteSandboxes) create(ctx context.Context, req *engine.RunRequest) (*atoll.Sandbox, *sandbox.Command, error) {
 	spec := req.Spec
 	var err error
 	if spec.Image, err = AbsoluteImage(spec.Image); err != nil {
@@ -120,7 +120,7 @@ const orphanTime = 10 * time.Second
 // remoteTeardown limits the removal of a sandbox after its caller has gone.
 const remoteTeardown = 30 * time.Second
 
-func (r Remote) Run(ctx context.Context, req engine.RunRequest, use func(context.Context, Sandbox, driver.Process) error) (exit sandbox.Exit, err error) {
+func (r RemoteSandboxes) Run(ctx context.Context, req engine.RunRequest, use func(context.Context, Sandbox, driver.Process) error) (exit sandbox.Exit, err error) {
 	if !req.Keep && req.Spec.Lifetime.Idle == 0 {
 		// If this process is killed, nothing else removes the sandbox.
 		req.Spec.Lifetime.Idle, req.Spec.Lifetime.IdleAction = orphanTime, sandbox.IdleDelete
@@ -158,7 +158,7 @@ func (r Remote) Run(ctx context.Context, req engine.RunRequest, use func(context
 	return p.Wait(ctx)
 }
 
-func (r Remote) Start(ctx context.Context, req engine.RunRequest) (Sandbox, error) {
+func (r RemoteSandboxes) Start(ctx context.Context, req engine.RunRequest) (Sandbox, error) {
 	c := &req.Command
 	if req.Entrypoint == nil || *req.Entrypoint != "" || len(c.Args) > 0 { // create has none at all
 		m := sandbox.MainCommand{}

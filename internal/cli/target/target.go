@@ -127,7 +127,7 @@ func (a *Env) Sandboxes(ctx context.Context) (Sandboxes, error) {
 		return nil, err
 	}
 	if c != nil {
-		return a.Remote(c), nil
+		return a.SandboxesOf(c), nil
 	}
 	return a.here(ctx, false)
 }
@@ -141,7 +141,7 @@ func (a *Env) here(ctx context.Context, attached bool) (Sandboxes, error) {
 	if err != nil {
 		return nil, err
 	}
-	return local{a, c}, nil
+	return localSandboxes{a, c}, nil
 }
 
 // RunnerFor returns where to run what a request asks for: the daemon, if one
@@ -169,7 +169,7 @@ func (a *Env) RunnerFor(ctx context.Context, req *engine.RunRequest, detach bool
 	if c == nil {
 		return a.here(ctx, !stays)
 	}
-	return a.Remote(c), nil
+	return a.SandboxesOf(c), nil
 }
 
 // tooWeak reports whether the provider of a program without a daemon isolates less
@@ -202,8 +202,8 @@ func (a *Env) Find(ctx context.Context, name string) (Sandbox, error) {
 	return t.Find(ctx, name)
 }
 
-// local is this machine without a daemon.
-type local struct {
+// localSandboxes are the sandboxes of this machine, without a daemon.
+type localSandboxes struct {
 	env *Env
 	*engine.Engine
 }
@@ -220,7 +220,7 @@ func (b localSandbox) Stop(ctx context.Context, grace time.Duration) (bool, erro
 	return false, b.Sandbox.Stop(ctx, grace)
 }
 
-func (l local) Find(ctx context.Context, ref string) (Sandbox, error) {
+func (l localSandboxes) Find(ctx context.Context, ref string) (Sandbox, error) {
 	b, err := l.Engine.Find(ctx, ref)
 	if err != nil {
 		return nil, err
@@ -228,13 +228,13 @@ func (l local) Find(ctx context.Context, ref string) (Sandbox, error) {
 	return localSandbox{b}, nil
 }
 
-func (l local) Run(ctx context.Context, req engine.RunRequest, use func(context.Context, Sandbox, driver.Process) error) (sandbox.Exit, error) {
+func (l localSandboxes) Run(ctx context.Context, req engine.RunRequest, use func(context.Context, Sandbox, driver.Process) error) (sandbox.Exit, error) {
 	return l.Engine.Run(ctx, req, func(ctx context.Context, b *engine.Sandbox, p driver.Process) error {
 		return use(ctx, localSandbox{b}, p)
 	})
 }
 
-func (l local) Start(ctx context.Context, req engine.RunRequest) (Sandbox, error) {
+func (l localSandboxes) Start(ctx context.Context, req engine.RunRequest) (Sandbox, error) {
 	b, _, err := l.Engine.Start(ctx, req)
 	if err != nil {
 		return nil, err
@@ -242,8 +242,8 @@ func (l local) Start(ctx context.Context, req engine.RunRequest) (Sandbox, error
 	return localSandbox{b}, nil
 }
 
-func (l local) Tidy(ctx context.Context) { sweep(ctx, l.env, l.Engine) }
+func (l localSandboxes) Tidy(ctx context.Context) { sweep(ctx, l.env, l.Engine) }
 
-func (l local) Warning(_ context.Context, provider string) string {
+func (l localSandboxes) Warning(_ context.Context, provider string) string {
 	return l.env.WarningOf(cmp.Or(provider, l.env.ChosenProvider()))
 }

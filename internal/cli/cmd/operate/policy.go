@@ -179,7 +179,7 @@ func said(p *operator.Policy) string {
 }
 
 func (a policyCommands) policyExplainCmd() *cobra.Command {
-	var boxed request.SandboxFlags
+	var sandboxFlags request.SandboxFlags
 	var how request.CommandFlags
 	var file, tenant string
 	var asJSON bool
@@ -192,7 +192,7 @@ from there and needs no daemon. The exit code is 0 if the sandbox is allowed, el
   atoll policy explain --policy policies.yaml --tenant acme --cpus 1`,
 	}
 	flags := cmd.Flags()
-	boxed.Register(cmd)
+	sandboxFlags.Register(cmd)
 	for _, name := range []string{"rm", "keep", "entrypoint", "quiet", "pull"} { // nothing is made
 		_ = flags.MarkHidden(name)
 	}
@@ -204,7 +204,7 @@ from there and needs no daemon. The exit code is 0 if the sandbox is allowed, el
 			return term.BadFlag("tenant", "needs --policy: the daemon answers for your own tenant")
 		}
 		how.Detach = true
-		req, err := request.Build(a.Env, cmd, &boxed, &how, nil)
+		req, err := request.Build(a.Env, cmd, &sandboxFlags, &how, nil)
 		if err != nil {
 			return err
 		}

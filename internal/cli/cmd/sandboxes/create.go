@@ -23,11 +23,11 @@ func (a runCommands) creator(ctx context.Context, req *engine.RunRequest) (targe
 	if err != nil {
 		return nil, err
 	}
-	return a.Remote(c), nil
+	return a.SandboxesOf(c), nil
 }
 
 func (a runCommands) createCmd() *cobra.Command {
-	var boxed request.SandboxFlags
+	var sandboxFlags request.SandboxFlags
 	var how request.CommandFlags
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -56,7 +56,7 @@ counts as use. --idle and --lifetime say otherwise; atoll ls shows it.`,
 	flags.StringVarP(&how.Workdir, "workdir", "w", "", "directory that commands start in, absolute; made if it is missing")
 	flags.StringVarP(&how.User, "user", "u", "", "user that commands run as: NAME, UID, NAME:GROUP or UID:GID")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
-	boxed.Register(cmd)
+	sandboxFlags.Register(cmd)
 	for _, name := range []string{"rm", "keep", "entrypoint", "restart"} { // it always stays, and runs nothing
 		_ = flags.MarkHidden(name)
 	}
@@ -69,7 +69,7 @@ counts as use. --idle and --lifetime say otherwise; atoll ls shows it.`,
 			}
 		}
 		how.Detach = true
-		req, err := request.Build(a.Env, cmd, &boxed, &how, nil)
+		req, err := request.Build(a.Env, cmd, &sandboxFlags, &how, nil)
 		if err != nil {
 			return err
 		}
@@ -79,15 +79,15 @@ counts as use. --idle and --lifetime say otherwise; atoll ls shows it.`,
 		if err != nil {
 			return err
 		}
-		a.Quiet = boxed.Quiet
+		a.Quiet = sandboxFlags.Quiet
 		if !a.Quiet {
 			a.Warn(t.Warning(cmd.Context(), req.Spec.Provider))
 			if req.Spec.Network.Asked() {
 				warnEgress(cmd.Context(), a.Env)
 			}
 		}
-		a.limitForgotten(t, &boxed, &req.Spec)
-		made, err := a.startDetached(cmd.Context(), t, req, boxed.Quiet)
+		a.limitForgotten(t, &sandboxFlags, &req.Spec)
+		made, err := a.startDetached(cmd.Context(), t, req, sandboxFlags.Quiet)
 		switch {
 		case err != nil:
 			return err

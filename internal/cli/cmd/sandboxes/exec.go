@@ -91,9 +91,9 @@ func (a processCommands) execIn(ctx context.Context, name string, c sandbox.Comm
 	})
 }
 
-// connect runs a session with a process of an existing sandbox.
+// connect connects our terminal with a process of an existing sandbox.
 func (a processCommands) connect(ctx context.Context, name string, how *request.CommandFlags, open func(context.Context, target.Sandbox) (driver.Process, error)) error {
-	return foreground(ctx, a.Env, how, func(ctx context.Context, s *session, res *result) (sandbox.Exit, error) {
+	return foreground(ctx, a.Env, how, func(ctx context.Context, s *commandIO, res *result) (sandbox.Exit, error) {
 		sb, err := a.Find(ctx, name)
 		if err != nil {
 			return sandbox.Exit{}, err

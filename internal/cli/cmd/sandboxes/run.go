@@ -25,7 +25,7 @@ import (
 type runCommands struct{ *target.Env }
 
 func (a runCommands) runCmd() *cobra.Command {
-	var boxed request.SandboxFlags
+	var sandboxFlags request.SandboxFlags
 	var how request.CommandFlags
 	cmd := &cobra.Command{
 		Use:   "run [flags] [--] [COMMAND [ARG...]]",
@@ -64,14 +64,14 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 		Annotations: map[string]string{"runs": "yes"},
 	}
 	how.Register(cmd.Flags())
-	boxed.Register(cmd)
+	sandboxFlags.Register(cmd)
 	request.CompleteSandboxFlags(a.Env, cmd)
 	resource.CompleteFlag(cmd, "pull", "missing", "always", "never")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := how.Validate(cmd); err != nil {
 			return err
 		}
-		req, err := request.Build(a.Env, cmd, &boxed, &how, args)
+		req, err := request.Build(a.Env, cmd, &sandboxFlags, &how, args)
 		if err != nil {
 			return err
 		}
@@ -79,7 +79,7 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 		if err != nil {
 			return err
 		}
-		a.Quiet = boxed.Quiet
+		a.Quiet = sandboxFlags.Quiet
 		if !a.Quiet {
 			a.Warn(t.Warning(cmd.Context(), req.Spec.Provider))
 			if req.Spec.Network.Asked() {
@@ -87,22 +87,22 @@ found, 128+n if signal n ended it. 124 means that --timeout or --lifetime ended 
 			}
 		}
 		if how.Detach {
-			a.limitForgotten(t, &boxed, &req.Spec)
-			made, err := a.startDetached(cmd.Context(), t, req, boxed.Quiet)
+			a.limitForgotten(t, &sandboxFlags, &req.Spec)
+			made, err := a.startDetached(cmd.Context(), t, req, sandboxFlags.Quiet)
 			if err == nil {
 				err = a.Println(made.Name())
 			}
 			return err
 		}
-		err = foreground(cmd.Context(), a.Env, &how, func(ctx context.Context, s *session, res *result) (sandbox.Exit, error) {
-			progress, done := target.Progress(a.Env, boxed.Quiet)
+		err = foreground(cmd.Context(), a.Env, &how, func(ctx context.Context, s *commandIO, res *result) (sandbox.Exit, error) {
+			progress, done := target.Progress(a.Env, sandboxFlags.Quiet)
 			defer done()
 			req.Progress = progress
 			t.Tidy(ctx)
 			exit, err := t.Run(ctx, req, func(ctx context.Context, made target.Sandbox, p driver.Process) error {
 				done()
 				res.Sandbox, res.Limits = made.Name(), made.Limits()
-				if !boxed.Quiet {
+				if !sandboxFlags.Quiet {
 					noteLimits(a.Env, made.Limits())
 					noteOpen(a.Env, req.Spec.Ports)
 					noteChosen(a.Env, req.Spec.Ports, made)
@@ -160,7 +160,7 @@ const forgottenTime = 24 * time.Hour
 // limitForgotten sets an idle policy if a program, which may forget the sandbox,
 // makes it and says nothing about its end. A person sees it on a terminal.
 func (a runCommands) limitForgotten(t target.Sandboxes, sb *request.SandboxFlags, spec *sandbox.Spec) {
-	if _, managed := t.(target.Remote); managed && sb.Idle == 0 && sb.Lifetime == 0 && !term.IsTerminal(a.Stdout) {
+	if _, managed := t.(target.RemoteSandboxes); managed && sb.Idle == 0 && sb.Lifetime == 0 && !term.IsTerminal(a.Stdout) {
 		spec.Lifetime.Idle, spec.Lifetime.IdleAction = forgottenTime, sandbox.IdleStop
 	}
 }
@@ -191,13 +191,13 @@ func (a runCommands) startDetached(ctx context.Context, t target.Sandboxes, req 
 
 // foreground runs a command connected to our streams and turns how it ended
 // into our own exit code.
-func foreground(ctx context.Context, a *target.Env, how *request.CommandFlags, run func(context.Context, *session, *result) (sandbox.Exit, error)) error {
+func foreground(ctx context.Context, a *target.Env, how *request.CommandFlags, run func(context.Context, *commandIO, *result) (sandbox.Exit, error)) error {
 	if how.Tty && how.Interactive && !term.IsTerminal(a.Stdin) {
 		return &term.UsageError{Message: "-t: the input is not a terminal", Hint: "leave out -t, or -i"}
 	}
 	signals, ctx, stop := catchSignals(ctx)
 	defer stop()
-	s := &session{stdout: a.Stdout, stderr: a.Stderr, signals: signals}
+	s := &commandIO{stdout: a.Stdout, stderr: a.Stderr, signals: signals}
 	if how.Interactive {
 		s.stdin = a.Stdin
 	}

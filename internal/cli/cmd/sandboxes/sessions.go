@@ -78,7 +78,7 @@ func outcome(name string, r *durable.Receipt) string {
 }
 
 func (a sessionCommands) createCmd() *cobra.Command {
-	var boxed request.SandboxFlags
+	var sandboxFlags request.SandboxFlags
 	var how request.CommandFlags
 	var opts atoll.SessionOptions
 	var record string
@@ -100,7 +100,7 @@ that name is used instead.`,
 	flags.StringVar(&record, "record", "", "on-turn: record the desktop in every turn that uses it, until the turn is released (default: manual)")
 	_ = cmd.RegisterFlagCompletionFunc("record", cobra.FixedCompletions([]string{string(viewing.RecordManual), string(viewing.RecordOnTurn)}, cobra.ShellCompDirectiveNoFileComp))
 	flags.BoolVar(&opts.AttachIfExists, "attach", false, "use the session of that name if there is one; the other flags are then ignored")
-	boxed.Register(cmd)
+	sandboxFlags.Register(cmd)
 	unused := []string{"rm", "keep", "entrypoint", "name", "pull", "platform"}
 	for _, name := range unused {
 		_ = flags.MarkHidden(name)
@@ -117,7 +117,7 @@ that name is used instead.`,
 			return out, term.BadFlag("record", "%q is not manual or on-turn", record)
 		}
 		how.Detach = true
-		req, err := request.Build(a.Env, cmd, &boxed, &how, nil)
+		req, err := request.Build(a.Env, cmd, &sandboxFlags, &how, nil)
 		if err == nil {
 			req.Spec.Image, err = target.AbsoluteImage(req.Spec.Image)
 		}

@@ -72,7 +72,7 @@ func TestDrainTakesEverything(t *testing.T) {
 	big := bytes.Repeat([]byte("0123456789abcdef"), 1<<16)
 	p := &command{stdout: bytes.NewReader(big), stderr: strings.NewReader("err"), ended: ended()}
 	var out, errs bytes.Buffer
-	s := &session{stdout: &out, stderr: &errs}
+	s := &commandIO{stdout: &out, stderr: &errs}
 	if err := s.drain(t.Context(), p); err != nil || !bytes.Equal(out.Bytes(), big) || errs.String() != "err" {
 		t.Errorf("%d bytes, %q, %v", out.Len(), errs.String(), err)
 	}
@@ -86,7 +86,7 @@ func TestDrainDoesNotWaitForEver(t *testing.T) {
 		p := &command{stdout: r, stderr: strings.NewReader(""), ended: make(chan struct{})}
 		var out capture
 		out.limit = 100
-		s := &session{stdout: &out, stderr: io.Discard}
+		s := &commandIO{stdout: &out, stderr: io.Discard}
 		go func() {
 			_, _ = w.Write([]byte("hello"))
 			time.Sleep(time.Hour) // an hour of silence is fine while it runs
@@ -122,7 +122,7 @@ func TestSlowReaderLosesNothing(t *testing.T) {
 		}
 		p := &command{stdout: io.MultiReader(pieces...), stderr: strings.NewReader(""), ended: ended()}
 		out := &slowWriter{pause: time.Minute}
-		s := &session{stdout: out, stderr: io.Discard}
+		s := &commandIO{stdout: out, stderr: io.Discard}
 		if err := s.drain(t.Context(), p); err != nil || out.Len() != 100 {
 			t.Errorf("%d bytes, %v", out.Len(), err)
 		}
@@ -137,7 +137,7 @@ func TestOutputErrors(t *testing.T) {
 	r.Close()
 	defer w.Close()
 	p := &command{stdout: strings.NewReader("x"), stderr: strings.NewReader(""), ended: ended()}
-	s := &session{stdout: w, stderr: io.Discard}
+	s := &commandIO{stdout: w, stderr: io.Discard}
 	err = s.drain(t.Context(), p)
 	if code, early := whyEnded(t.Context(), err); !early || code != 141 {
 		t.Errorf("code %d, %v", code, err)

@@ -22,8 +22,8 @@ import (
 // processes it left behind may hold its output open for ever.
 const linger = 2 * time.Second
 
-// session connects a command to our own streams, terminal and signals.
-type session struct {
+// commandIO connects a command to our own streams, terminal and signals.
+type commandIO struct {
 	stdin          io.Reader // nil: the command reads an empty input
 	stdout, stderr io.Writer
 	terminal       *os.File // put into raw mode while the command runs; may be nil
@@ -36,7 +36,7 @@ type session struct {
 
 // canLeave sets the keys that leave a command on our terminal to itself, if it can
 // outlive us.
-func (s *session) canLeave(ctx context.Context, p driver.Process, keys []byte) {
+func (s *commandIO) canLeave(ctx context.Context, p driver.Process, keys []byte) {
 	if s.terminal == nil {
 		return
 	}
@@ -54,10 +54,10 @@ func (s *session) canLeave(ctx context.Context, p driver.Process, keys []byte) {
 }
 
 // unreached reports whether the output says that a host could not be reached.
-func (s *session) unreached() bool { return s.offline[0].Found() || s.offline[1].Found() }
+func (s *commandIO) unreached() bool { return s.offline[0].Found() || s.offline[1].Found() }
 
-// use runs the session for one command and returns when its output has ended.
-func (s *session) use(ctx context.Context, p driver.Process) error {
+// use connects one command and returns when its output has ended.
+func (s *commandIO) use(ctx context.Context, p driver.Process) error {
 	defer s.signals.forward(ctx, p)()
 	restore, err := term.RawMode(s.terminal)
 	if err != nil {
@@ -92,7 +92,7 @@ func feed(p driver.Process, in io.Reader) {
 
 // drain copies output until it ends, ctx ends, or the command has ended and
 // nothing more came for a while.
-func (s *session) drain(ctx context.Context, p driver.Process) error {
+func (s *commandIO) drain(ctx context.Context, p driver.Process) error {
 	streams := []*outflow{
 		{to: s.stdout, from: p.Stdout(), scan: &s.offline[0]},
 		{to: s.stderr, from: p.Stderr(), scan: &s.offline[1]},
@@ -309,7 +309,7 @@ func (i *interrupts) forward(ctx context.Context, p driver.Process) (stop func()
 	}
 }
 
-// whyEnded returns the exit code for a session that ended early, and whether
+// whyEnded returns the exit code for a command whose output ended early, and whether
 // there is one.
 func whyEnded(ctx context.Context, err error) (code term.ExitCode, early bool) {
 	var sig interrupted
