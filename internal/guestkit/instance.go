@@ -300,12 +300,12 @@ func (in *Instance) await(ctx context.Context) (last sandbox.State, ended bool) 
 			last = s.State
 		}
 		in.mu.Lock()
-		doomed := in.dying || !in.ends.IsZero() && time.Until(in.ends) < Slack
+		ending := in.dying || !in.ends.IsZero() && time.Until(in.ends) < Slack
 		in.mu.Unlock()
 		if err == nil && (s.State == sandbox.Paused || in.service.Answers(ctx)) {
 			signs++
 		}
-		if signs >= enough && !doomed {
+		if signs >= enough && !ending {
 			return last, false
 		}
 		select {

@@ -98,9 +98,9 @@ func dieAtStep() {
 	os.Exit(0)
 }
 
-// doomed runs an operation in a process that dies at a step, and reports
+// killedAt runs an operation in a process that dies at a step, and reports
 // whether it came to its end instead.
-func (f *fixture) doomed(blobs, do string, step int) (survived bool) {
+func (f *fixture) killedAt(blobs, do string, step int) (survived bool) {
 	f.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(),
@@ -135,7 +135,7 @@ func TestKilled(t *testing.T) {
 				if do == "persist" || do == "append" {
 					f.write("counter", fmt.Sprintf("at step %d", step))
 				}
-				survived := f.doomed(blobs, do, step)
+				survived := f.killedAt(blobs, do, step)
 				f.check(before, do, step)
 				if survived {
 					if step < 5 {

@@ -78,8 +78,8 @@ func withDefaults(r sandbox.Resources) sandbox.Resources {
 	return r
 }
 
-// maker creates one sandbox step by step and records what to undo.
-type maker struct {
+// creation is one sandbox that is being created. It notes what to undo.
+type creation struct {
 	p    *Provider
 	spec *sandbox.Spec
 	img  *image.Image
@@ -101,12 +101,12 @@ type maker struct {
 	platform string // of its kernel; empty: the one that the provider has chosen
 }
 
-func (p *Provider) newMaker(spec *sandbox.Spec, img *image.Image) *maker {
-	return &maker{p: p, spec: spec, img: img, res: withDefaults(spec.Resources), kernel: p.opts.Kernel}
+func (p *Provider) newCreation(spec *sandbox.Spec, img *image.Image) *creation {
+	return &creation{p: p, spec: spec, img: img, res: withDefaults(spec.Resources), kernel: p.opts.Kernel}
 }
 
 // make creates the sandbox, or completes a prewarmed one, and returns it.
-func (m *maker) make(ctx context.Context) (*Instance, error) {
+func (m *creation) make(ctx context.Context) (*Instance, error) {
 	if m.in == nil {
 		if err := m.start(ctx); err != nil {
 			return nil, err
@@ -118,7 +118,7 @@ func (m *maker) make(ctx context.Context) (*Instance, error) {
 }
 
 // start creates a sandbox whose guest is not configured yet.
-func (m *maker) start(ctx context.Context) error {
+func (m *creation) start(ctx context.Context) error {
 	if m.procs != nil {
 		m.decideMemory()
 	} else if err := m.prepare(); err != nil {
@@ -146,7 +146,7 @@ func (m *maker) start(ctx context.Context) error {
 }
 
 // finish configures a started sandbox.
-func (m *maker) finish(ctx context.Context) (*Instance, error) {
+func (m *creation) finish(ctx context.Context) (*Instance, error) {
 	defaults := m.defaults()
 	if err := m.in.client.Configure(ctx, defaults); err != nil {
 		return nil, m.explain(fmt.Errorf("configuring the guest: %w", err))
@@ -180,7 +180,7 @@ func (m *maker) finish(ctx context.Context) (*Instance, error) {
 
 // plugIn writes the files of the network, or removes those that a snapshot has of
 // another network.
-func (m *maker) plugIn(ctx context.Context, javaHome string) error {
+func (m *creation) plugIn(ctx context.Context, javaHome string) error {
 	if m.link == nil && m.from == nil {
 		return nil
 	}
@@ -191,7 +191,7 @@ func (m *maker) plugIn(ctx context.Context, javaHome string) error {
 	return n.PlugIn(ctx, &netfiles.Network{DNS: m.link.DNS, CA: m.link.CA}, javaHome)
 }
 
-func (m *maker) publish() error {
+func (m *creation) publish() error {
 	m.p.mu.Lock()
 	defer m.p.mu.Unlock()
 	if m.p.closed {
@@ -203,7 +203,7 @@ func (m *maker) publish() error {
 }
 
 // Undo removes everything that a failed make left behind.
-func (m *maker) Undo() {
+func (m *creation) Undo() {
 	if m.in != nil {
 		m.in.release()
 	}
@@ -218,7 +218,7 @@ func (m *maker) Undo() {
 
 // prepare creates the state directory and the control group, and opens the
 // files that the processes inherit.
-func (m *maker) prepare() error {
+func (m *creation) prepare() error {
 	m.rec = &record{
 		ID:       m.spec.ID,
 		Created:  time.Now().UTC(),
@@ -282,13 +282,13 @@ func hostThreads(pids int64) int64 {
 }
 
 // closeFiles closes our copies of the files that the processes have inherited.
-func (m *maker) closeFiles() {
+func (m *creation) closeFiles() {
 	closeAll(m.files)
 	m.files, m.args = nil, nil
 }
 
 // letGo closes the connections to the guest.
-func (m *maker) letGo() {
+func (m *creation) letGo() {
 	m.closeFiles()
 	if m.conn != nil {
 		m.conn.Close()
@@ -301,7 +301,7 @@ func (m *maker) letGo() {
 
 // launch starts the processes of the sandbox. Its kernel then waits for a call
 // that says what to start.
-func (m *maker) launch(ctx context.Context) error {
+func (m *creation) launch(ctx context.Context) error {
 	defer m.closeFiles()
 	if err := span.In(ctx, "engine", "launch", m.rec.ID, func(ctx context.Context) (err error) {
 		m.procs, err = launch(ctx, m.args)
@@ -320,7 +320,7 @@ func (m *maker) launch(ctx context.Context) error {
 }
 
 // boot starts the guest of a waiting kernel.
-func (m *maker) boot(ctx context.Context, link func() (*Link, error)) (err error) {
+func (m *creation) boot(ctx context.Context, link func() (*Link, error)) (err error) {
 	// The calls below take no context. Killing the kernel ends them.
 	stop := context.AfterFunc(ctx, func() { _ = m.procs.kernel.proc.Kill() })
 	defer stop()
@@ -336,7 +336,7 @@ func (m *maker) boot(ctx context.Context, link func() (*Link, error)) (err error
 }
 
 // startKernel starts the guest, or restores the memory of a snapshot.
-func (m *maker) startKernel(ctx context.Context) error {
+func (m *creation) startKernel(ctx context.Context) error {
 	if !m.restoresMemory() {
 		return startKernel(ctx, m.stateDir.dir, m.rec.Inside, m.res, m.link)
 	}
@@ -357,14 +357,14 @@ func (m *maker) startKernel(ctx context.Context) error {
 }
 
 // explain adds the kernel's last message to an error.
-func (m *maker) explain(err error) error {
+func (m *creation) explain(err error) error {
 	if said := m.stateDir.lastWords(); said != "" {
 		return fmt.Errorf("%w (%s)", err, said)
 	}
 	return err
 }
 
-func (m *maker) launchArgs() (_ *launchArgs, err error) {
+func (m *creation) launchArgs() (_ *launchArgs, err error) {
 	mounts, err := resolveMounts(m.spec.Mounts)
 	if err != nil {
 		return nil, err
@@ -427,7 +427,7 @@ func (m *maker) launchArgs() (_ *launchArgs, err error) {
 }
 
 // openImage opens the layers of the image, the upper one first.
-func (m *maker) openImage() ([]*os.File, error) {
+func (m *creation) openImage() ([]*os.File, error) {
 	files, err := m.img.OpenLayers()
 	if err != nil || len(files) == 1 {
 		return files, err
@@ -477,7 +477,7 @@ func resolveMounts(mounts []sandbox.Mount) ([]sandbox.Mount, error) {
 }
 
 // defaults returns the defaults of the sandbox's commands.
-func (m *maker) defaults() guest.Defaults {
+func (m *creation) defaults() guest.Defaults {
 	env := map[string]string{}
 	for _, kv := range m.img.Config.Env {
 		if k, v, ok := cutEnv(kv); ok {

@@ -57,7 +57,7 @@ func (in *Instance) memoryLost() error {
 
 // guestImage opens the image of the sandbox's guest and returns its digest. It
 // is the guest that the snapshot's memory needs, or else this Atoll's own.
-func (m *maker) guestImage() (image *os.File, digest string, err error) {
+func (m *creation) guestImage() (image *os.File, digest string, err error) {
 	if m.restoresMemory() {
 		image, err = reopen(m.from.Guest())
 		return image, m.from.Memory.Guest, err
@@ -71,7 +71,7 @@ func (m *maker) guestImage() (image *os.File, digest string, err error) {
 }
 
 // keepGuest links the guest's image into the state directory and opens it.
-func (m *maker) keepGuest() (*os.File, error) {
+func (m *creation) keepGuest() (*os.File, error) {
 	image, digest, err := m.guestImage()
 	if err != nil {
 		return nil, err

@@ -154,23 +154,23 @@ func (in *Instance) kernelStatus(ctx context.Context) (kernel.Status, error) {
 }
 
 // rest returns the recorded rest state of the sandbox.
-func (b stateDir) rest() (string, error) {
-	state, err := os.ReadFile(b.path(fileRest))
+func (d stateDir) rest() (string, error) {
+	state, err := os.ReadFile(d.path(fileRest))
 	if errors.Is(err, fs.ErrNotExist) {
 		return awake, nil
 	}
 	return string(state), err
 }
 
-func (b stateDir) setRest(rest string) error {
+func (d stateDir) setRest(rest string) error {
 	if rest == awake {
-		return os.Remove(b.path(fileRest))
+		return os.Remove(d.path(fileRest))
 	}
-	tmp := b.path(fileRest + ".tmp")
+	tmp := d.path(fileRest + ".tmp")
 	if err := os.WriteFile(tmp, []byte(rest), 0o600); err != nil {
 		return err
 	}
-	return os.Rename(tmp, b.path(fileRest))
+	return os.Rename(tmp, d.path(fileRest))
 }
 
 // locked calls f with the recorded rest state, while no other process and no
@@ -207,8 +207,8 @@ func (in *Instance) locked(ctx context.Context, f func(ctx context.Context, rest
 
 // lock takes the lock on the rest state of a sandbox. Closing the file releases
 // it, unless the kernel still has the file.
-func (b stateDir) lock(ctx context.Context) (*os.File, error) {
-	f, err := os.OpenFile(b.path(fileLock), os.O_RDONLY|os.O_CREATE, 0o600)
+func (d stateDir) lock(ctx context.Context) (*os.File, error) {
+	f, err := os.OpenFile(d.path(fileLock), os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}

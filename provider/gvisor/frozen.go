@@ -20,9 +20,9 @@ import (
 
 // A kernel can stop answering without a pause: its process was stopped by a
 // signal, or it hangs. It has not ended and may continue at any time. Callers
-// must not block on it meanwhile, so they check the kernel after doubtAfter.
+// must not block on it meanwhile, so they check the kernel after silentAfter.
 const (
-	doubtAfter = 3 * time.Second
+	silentAfter = 3 * time.Second
 	// proofTime is how long a running kernel may take to answer the simplest
 	// request. It is long because the machine may be busy.
 	proofTime = 20 * time.Second
@@ -70,7 +70,7 @@ func (in *Instance) awaitUnlessStopped(ctx context.Context, wait func(context.Co
 	var since time.Time
 	var t *time.Timer
 	armed := make(chan struct{})
-	t = time.AfterFunc(doubtAfter, func() {
+	t = time.AfterFunc(silentAfter, func() {
 		<-armed
 		switch {
 		case ctx.Err() != nil:
@@ -83,7 +83,7 @@ func (in *Instance) awaitUnlessStopped(ctx context.Context, wait func(context.Co
 			cancel(in.frozen())
 			return
 		}
-		t.Reset(doubtAfter)
+		t.Reset(silentAfter)
 	})
 	close(armed)
 	defer t.Stop()
@@ -118,7 +118,7 @@ func probeStopped(sandboxes string) []driver.Finding {
 func (in *Instance) cancelWhenSilent(ctx context.Context, cancel context.CancelCauseFunc, ask bool) (stop func() bool) {
 	var t *time.Timer
 	armed := make(chan struct{})
-	t = time.AfterFunc(doubtAfter, func() {
+	t = time.AfterFunc(silentAfter, func() {
 		<-armed
 		rest, err := in.stateDir.rest()
 		switch {
@@ -128,7 +128,7 @@ func (in *Instance) cancelWhenSilent(ctx context.Context, cancel context.CancelC
 		case !ask && in.deaf(ctx):
 			cancel(in.deafError())
 		default:
-			t.Reset(doubtAfter)
+			t.Reset(silentAfter)
 		}
 	})
 	close(armed)

@@ -506,8 +506,8 @@ func (r *record) outcome(b stateDir, why sandbox.Reason) sandbox.Exit {
 
 // lastWords returns the first line of the kernel's or the file server's crash
 // message.
-func (b stateDir) lastWords() string {
-	f, err := os.Open(b.path(filePanic))
+func (d stateDir) lastWords() string {
+	f, err := os.Open(d.path(filePanic))
 	if err != nil {
 		return ""
 	}

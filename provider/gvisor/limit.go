@@ -305,8 +305,8 @@ func (m *memoryGuard) limit() int64 {
 // The file fileStarved grows whenever the sandbox reaches its limit, or a program
 // is ended for that. The process that ends programs holds its lock.
 
-func (b stateDir) lockStarved() (*os.File, error) {
-	f, err := os.OpenFile(b.path(fileStarved), os.O_RDONLY|os.O_CREATE, 0o600)
+func (d stateDir) lockStarved() (*os.File, error) {
+	f, err := os.OpenFile(d.path(fileStarved), os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -317,8 +317,8 @@ func (b stateDir) lockStarved() (*os.File, error) {
 	return f, nil
 }
 
-func (b stateDir) addStarved() {
-	f, err := os.OpenFile(b.path(fileStarved), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+func (d stateDir) addStarved() {
+	f, err := os.OpenFile(d.path(fileStarved), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
 		return // the host's counter still tells most
 	}
@@ -326,9 +326,9 @@ func (b stateDir) addStarved() {
 	f.Close()
 }
 
-func (b stateDir) starved() int {
+func (d stateDir) starved() int {
 	var st unix.Stat_t
-	if unix.Stat(b.path(fileStarved), &st) != nil {
+	if unix.Stat(d.path(fileStarved), &st) != nil {
 		return 0
 	}
 	return int(st.Size)

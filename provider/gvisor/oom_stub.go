@@ -114,8 +114,8 @@ func (m *memoryGuard) lockHeld() (*os.File, error) {
 
 // held reports whether the kernel is stopped while a stub is killed, or until it
 // has a higher limit.
-func (b stateDir) held() bool {
-	st, err := os.Stat(b.path(fileHeld))
+func (d stateDir) held() bool {
+	st, err := os.Stat(d.path(fileHeld))
 	return err == nil && st.Size() > 0
 }
 

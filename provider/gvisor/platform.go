@@ -79,7 +79,7 @@ func (p *Provider) try(platform string) error {
 	if err != nil {
 		return err
 	}
-	m := p.newMaker(&sandbox.Spec{ID: warmID(), Image: "host", Resources: sandbox.Resources{Memory: 256 << 20}}, img)
+	m := p.newCreation(&sandbox.Spec{ID: warmID(), Image: "host", Resources: sandbox.Resources{Memory: 256 << 20}}, img)
 	m.platform = platform
 	if p.trialKernel != "" {
 		m.kernel = p.trialKernel

@@ -55,7 +55,7 @@ func (p *Provider) Warm(ctx context.Context, spec *sandbox.Spec, n int) error {
 func (p *Provider) Drain() { p.pool.Drain() }
 
 // Make creates a sandbox of a shape as far as possible without its user.
-func (w prewarmer) Make(ctx context.Context, s pool.Shape, ref string, from *snapshot.Saved) (*maker, error) {
+func (w prewarmer) Make(ctx context.Context, s pool.Shape, ref string, from *snapshot.Saved) (*creation, error) {
 	img, err := w.p.opts.Images.Get(ctx, ref, image.GetOptions{})
 	if err != nil {
 		return nil, err
@@ -65,7 +65,7 @@ func (w prewarmer) Make(ctx context.Context, s pool.Shape, ref string, from *sna
 	}
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
-	m := w.p.newMaker(&sandbox.Spec{ID: warmID(), Image: ref, Resources: bounded(s.Resources)}, img)
+	m := w.p.newCreation(&sandbox.Spec{ID: warmID(), Image: ref, Resources: bounded(s.Resources)}, img)
 	m.from = from
 	if s.Stage == pool.AtKernel {
 		if err = m.prepare(); err == nil {
@@ -95,7 +95,7 @@ func (w prewarmer) LowMemory() bool { return w.p.lowMemory() }
 func warmID() sandbox.ID { return sandbox.ID(warmPrefix + strings.ToLower(rand.Text()[:16])) }
 
 // prewarm runs a program in a sandbox, so that its first command is faster.
-func (m *maker) prewarm(ctx context.Context) error {
+func (m *creation) prewarm(ctx context.Context) error {
 	program, err := exitProgram()
 	if err != nil {
 		return err
@@ -114,13 +114,14 @@ func bounded(r sandbox.Resources) sandbox.Resources {
 }
 
 // Alive reports whether the kernel of a prewarmed sandbox runs.
-func (m *maker) Alive() bool { return m.rec.Kernel.alive() && !m.rec.Kernel.stopped() }
+func (m *creation) Alive() bool { return m.rec.Kernel.alive() && !m.rec.Kernel.stopped() }
 
-// maker returns a maker for a sandbox, prewarmed if the pool has a fitting one.
-func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *snapshot.Saved, why string) (*maker, error) {
+// begin begins the creation of a sandbox, with a prewarmed one if the pool has one
+// that fits.
+func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *snapshot.Saved, why string) (*creation, error) {
 	m := p.taken(spec, img, from, why)
 	if m == nil {
-		m = p.newMaker(spec, img)
+		m = p.newCreation(spec, img)
 		m.from, m.why = from, why
 		return m, nil
 	}
@@ -134,7 +135,7 @@ func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *snapshot.Sa
 
 // taken returns the most advanced prewarmed sandbox that fits a request, or
 // nil.
-func (p *Provider) taken(spec *sandbox.Spec, img *image.Image, from *snapshot.Saved, why string) *maker {
+func (p *Provider) taken(spec *sandbox.Spec, img *image.Image, from *snapshot.Saved, why string) *creation {
 	for _, s := range p.shapesFor(spec, img, from, why) {
 		// With another guest, only the snapshot that contains it can be prewarmed.
 		if s.From != "" || s.Guest == p.guest() {
@@ -187,7 +188,7 @@ func (p *Provider) guest() string {
 }
 
 // become assigns a prewarmed sandbox its ID and Spec.
-func (m *maker) become(spec *sandbox.Spec) error {
+func (m *creation) become(spec *sandbox.Spec) error {
 	named := stateDir{filepath.Join(m.p.sandboxes, string(spec.ID))}
 	err := unix.Renameat2(unix.AT_FDCWD, m.stateDir.dir, unix.AT_FDCWD, named.dir, unix.RENAME_NOREPLACE)
 	if errors.Is(err, fs.ErrExist) {
@@ -206,7 +207,7 @@ func (m *maker) become(spec *sandbox.Spec) error {
 
 // join adds the link to a prewarmed sandbox that has started, if it is to have
 // a network. A new sandbox gets its link when its kernel starts.
-func (m *maker) join(ctx context.Context) error {
+func (m *creation) join(ctx context.Context) error {
 	if m.restoresMemory() {
 		return nil
 	}

@@ -96,7 +96,7 @@ type Provider struct {
 	opened    atomic.Pointer[guestimage.Guest]  // the same, if it is open
 	reaper    reaper
 	swept     sync.Once
-	pool      *pool.Pool[*maker]
+	pool      *pool.Pool[*creation]
 
 	snapshots *snapshotstore.Snapshots
 

@@ -84,13 +84,13 @@ func (e *memoryError) Unwrap() error { return e.cause }
 
 // restoresMemory reports whether processes continue, or only files are
 // restored.
-func (m *maker) restoresMemory() bool {
+func (m *creation) restoresMemory() bool {
 	return m.from != nil && m.from.Memory != nil && m.why == ""
 }
 
 // decideMemory determines whether the memory of the snapshot can be restored in
 // this sandbox.
-func (m *maker) decideMemory() {
+func (m *creation) decideMemory() {
 	if m.from == nil || m.from.Memory == nil || m.why != "" {
 		return
 	}
@@ -109,7 +109,7 @@ func (m *maker) decideMemory() {
 
 // known returns the network state in the snapshot's files, and in its memory if
 // that is restored.
-func (m *maker) known() (k Known) {
+func (m *creation) known() (k Known) {
 	if m.from != nil {
 		k.CA = m.from.CA
 	}
@@ -133,7 +133,7 @@ func plain(s string) string {
 
 // restoreFiles unpacks the files of the snapshot into a sandbox that was
 // started from its image.
-func (m *maker) restoreFiles(ctx context.Context) error {
+func (m *creation) restoreFiles(ctx context.Context) error {
 	if m.from == nil || m.restoresMemory() {
 		return nil
 	}

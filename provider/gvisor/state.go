@@ -180,36 +180,36 @@ func processStat(pid int) ([]string, error) {
 // stateDir is a sandbox's state directory.
 type stateDir struct{ dir string }
 
-func (b stateDir) path(file string) string { return filepath.Join(b.dir, file) }
+func (d stateDir) path(file string) string { return filepath.Join(d.dir, file) }
 
-func (b stateDir) load() (*record, error) {
-	js, err := os.ReadFile(b.path(fileRecord))
+func (d stateDir) load() (*record, error) {
+	js, err := os.ReadFile(d.path(fileRecord))
 	if err != nil {
 		return nil, err
 	}
 	r := &record{}
 	if err := json.Unmarshal(js, r); err != nil {
-		return nil, fmt.Errorf("%s: %w", b.path(fileRecord), err)
+		return nil, fmt.Errorf("%s: %w", d.path(fileRecord), err)
 	}
 	return r, nil
 }
 
-func (b stateDir) save(r *record) error {
+func (d stateDir) save(r *record) error {
 	js, err := json.MarshalIndent(r, "", "\t")
 	if err != nil {
 		return err
 	}
-	tmp := b.path(fileRecord + ".tmp")
+	tmp := d.path(fileRecord + ".tmp")
 	if err := os.WriteFile(tmp, js, 0o600); err != nil {
 		return err
 	}
-	return os.Rename(tmp, b.path(fileRecord))
+	return os.Rename(tmp, d.path(fileRecord))
 }
 
 // update changes the record of a ready sandbox, under a lock against other
 // processes. If change fails, nothing is written.
-func (b stateDir) update(change func(*record) error) error {
-	dir, err := os.Open(b.dir)
+func (d stateDir) update(change func(*record) error) error {
+	dir, err := os.Open(d.dir)
 	if err != nil {
 		return err
 	}
@@ -217,14 +217,14 @@ func (b stateDir) update(change func(*record) error) error {
 	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
 		return err
 	}
-	r, err := b.load()
+	r, err := d.load()
 	if err != nil {
 		return err
 	}
 	if err := change(r); err != nil {
 		return err
 	}
-	return b.save(r)
+	return d.save(r)
 }
 
 // createStateDir creates the state directory of a new sandbox. The returned file
@@ -258,14 +258,14 @@ func createStateDir(parent string, r *record) (stateDir, *os.File, error) {
 
 // destroying reports whether any process has destroyed or is destroying the
 // sandbox.
-func (b stateDir) destroying() bool {
-	r, err := b.load()
+func (d stateDir) destroying() bool {
+	r, err := d.load()
 	return errors.Is(err, fs.ErrNotExist) || (err == nil && r.Destroying)
 }
 
 // dead reports whether the lock of the sandbox is free.
-func (b stateDir) dead() bool {
-	f, err := os.Open(b.path(fileUpper))
+func (d stateDir) dead() bool {
+	f, err := os.Open(d.path(fileUpper))
 	if err != nil {
 		return errors.Is(err, fs.ErrNotExist)
 	}
@@ -275,9 +275,9 @@ func (b stateDir) dead() bool {
 
 // awaitDeath waits until the lock is free, and reports whether that happened
 // within limit.
-func (b stateDir) awaitDeath(limit time.Duration) bool {
+func (d stateDir) awaitDeath(limit time.Duration) bool {
 	deadline := time.Now().Add(limit)
-	for wait := time.Millisecond; !b.dead(); wait = min(2*wait, 20*time.Millisecond) {
+	for wait := time.Millisecond; !d.dead(); wait = min(2*wait, 20*time.Millisecond) {
 		if time.Now().After(deadline) {
 			return false
 		}
@@ -287,7 +287,7 @@ func (b stateDir) awaitDeath(limit time.Duration) bool {
 }
 
 // remove ends the processes of the sandbox and removes its files and groups.
-func (b stateDir) remove(r *record) error {
+func (d stateDir) remove(r *record) error {
 	if r != nil {
 		cg := r.cgroup()
 		cg.Kill()
@@ -301,7 +301,7 @@ func (b stateDir) remove(r *record) error {
 	// Another process that also destroys the sandbox may write its record once.
 	var err error
 	for range 10 {
-		if err = os.RemoveAll(b.dir); !errors.Is(err, unix.ENOTEMPTY) {
+		if err = os.RemoveAll(d.dir); !errors.Is(err, unix.ENOTEMPTY) {
 			break
 		}
 	}
@@ -353,7 +353,7 @@ func sweep(parent string, now time.Time) error {
 
 // killUnrecorded kills processes that a killed maker had started but neither
 // recorded nor put into a control group. Their arguments name the sandbox.
-func (b stateDir) killUnrecorded() {
+func (d stateDir) killUnrecorded() {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return
@@ -365,7 +365,7 @@ func (b stateDir) killUnrecorded() {
 		}
 		ref := refTo(pid) // taken first, so that a reused number is not killed
 		args, err := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
-		if err == nil && slices.Contains(strings.Split(string(args), "\x00"), "--bundle="+b.dir) {
+		if err == nil && slices.Contains(strings.Split(string(args), "\x00"), "--bundle="+d.dir) {
 			ref.kill()
 		}
 	}

@@ -68,7 +68,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	if err != nil {
 		return nil, canceled(ctx, err)
 	}
-	in, err := (&maker{p: p, spec: spec, img: img}).make(ctx)
+	in, err := (&creation{p: p, spec: spec, img: img}).make(ctx)
 	if err != nil {
 		return nil, canceled(ctx, err)
 	}
@@ -105,8 +105,8 @@ func (p *Provider) supported(spec *sandbox.Spec) error {
 	return nil
 }
 
-// maker creates one sandbox and records what to undo.
-type maker struct {
+// creation is one sandbox that is being created. It notes what to undo.
+type creation struct {
 	p    *Provider
 	spec *sandbox.Spec
 	img  *image.Image
@@ -124,7 +124,7 @@ type maker struct {
 }
 
 // make creates the sandbox. After an error nothing is left.
-func (m *maker) make(ctx context.Context) (_ *Instance, err error) {
+func (m *creation) make(ctx context.Context) (_ *Instance, err error) {
 	caller := ctx
 	ctx, cancel := context.WithTimeout(ctx, m.p.createTimeout())
 	defer cancel()
@@ -170,7 +170,7 @@ func (m *maker) make(ctx context.Context) (_ *Instance, err error) {
 	return nil, err
 }
 
-func (m *maker) closeFiles() {
+func (m *creation) closeFiles() {
 	for _, f := range m.layers {
 		f.Close()
 	}
@@ -182,7 +182,7 @@ func (m *maker) closeFiles() {
 	}
 }
 
-func (m *maker) start(ctx context.Context, b *boot, res sandbox.Resources) (in *Instance, err error) {
+func (m *creation) start(ctx context.Context, b *boot, res sandbox.Resources) (in *Instance, err error) {
 	if err := m.prepareDisk(ctx, res.Disk); err != nil {
 		return nil, err
 	}
@@ -228,7 +228,7 @@ func (m *maker) start(ctx context.Context, b *boot, res sandbox.Resources) (in *
 }
 
 // greet waits until the guest answers, or the machine ends.
-func (m *maker) greet(ctx context.Context, in *Instance, machine *running) error {
+func (m *creation) greet(ctx context.Context, in *Instance, machine *running) error {
 	waiting, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
@@ -258,7 +258,7 @@ func (m *maker) greet(ctx context.Context, in *Instance, machine *running) error
 
 // decideMemory decides whether the machine can continue with the memory of the
 // snapshot.
-func (m *maker) decideMemory() {
+func (m *creation) decideMemory() {
 	if !m.wantMemory {
 		return
 	}
@@ -273,7 +273,7 @@ func (m *maker) decideMemory() {
 }
 
 // loadMemory makes QEMU read the memory of the snapshot, and continues it.
-func (m *maker) loadMemory(ctx context.Context) error {
+func (m *creation) loadMemory(ctx context.Context) error {
 	f, err := os.Open(filepath.Join(m.from.dir, snapMemory))
 	if err != nil {
 		return err
@@ -294,7 +294,7 @@ func (m *maker) loadMemory(ctx context.Context) error {
 }
 
 // guards starts the processes that end the machine without this one.
-func (m *maker) guards() error {
+func (m *creation) guards() error {
 	if d := m.spec.Lifetime.Timeout; d > 0 {
 		m.rec.Expires = m.rec.Created.Add(d)
 		g, err := guard(m.rec.Machine, time.Until(m.rec.Expires))
@@ -314,7 +314,7 @@ func (m *maker) guards() error {
 }
 
 // prepareDisk makes the disk of the writable layer, or copies that of a snapshot.
-func (m *maker) prepareDisk(ctx context.Context, size int64) (err error) {
+func (m *creation) prepareDisk(ctx context.Context, size int64) (err error) {
 	if m.from != nil {
 		m.disk, err = m.from.loadDisk(ctx, m.stateDir.path(fileDisk))
 		return err
@@ -324,7 +324,7 @@ func (m *maker) prepareDisk(ctx context.Context, size int64) (err error) {
 }
 
 // connect makes the network card.
-func (m *maker) connect(ctx context.Context, l *launch) error {
+func (m *creation) connect(ctx context.Context, l *launch) error {
 	if !m.spec.Network.Asked() {
 		return nil
 	}
@@ -345,7 +345,7 @@ func (m *maker) connect(ctx context.Context, l *launch) error {
 }
 
 // configure sets the defaults of commands.
-func (m *maker) configure(ctx context.Context, in *Instance) error {
+func (m *creation) configure(ctx context.Context, in *Instance) error {
 	client, err := in.Reach(ctx)
 	if err != nil {
 		return err
@@ -377,7 +377,7 @@ func (m *maker) configure(ctx context.Context, in *Instance) error {
 
 // plugIn writes the files of the network, or removes those that a snapshot has of
 // another network.
-func (m *maker) plugIn(ctx context.Context, client *guest.Client, javaHome string) error {
+func (m *creation) plugIn(ctx context.Context, client *guest.Client, javaHome string) error {
 	files := netfiles.Files{Client: client, Restored: m.from != nil}
 	switch {
 	case m.link != nil:

@@ -24,10 +24,10 @@ type monitor struct {
 
 // withMonitor connects with the monitor of a sandbox and calls f. The connection
 // ends with the context.
-func (b stateDir) withMonitor(ctx context.Context, f func(*monitor) error) error {
+func (d stateDir) withMonitor(ctx context.Context, f func(*monitor) error) error {
 	ctx, cancel := context.WithTimeout(ctx, monitorTime)
 	defer cancel()
-	conn, err := dialIn(ctx, b.dir, fileQMP)
+	conn, err := dialIn(ctx, d.dir, fileQMP)
 	if err != nil {
 		return err
 	}
@@ -97,11 +97,11 @@ func (m *monitor) call(name string, args, result any, fds ...int) error {
 const statePaused = "paused"
 
 // machineState asks QEMU for the state of its machine.
-func (b stateDir) machineState(ctx context.Context) (string, error) {
+func (d stateDir) machineState(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	var s struct{ Status string }
-	err := b.withMonitor(ctx, func(m *monitor) error { return m.call("query-status", nil, &s) })
+	err := d.withMonitor(ctx, func(m *monitor) error { return m.call("query-status", nil, &s) })
 	if s.Status == "postmigrate" {
 		s.Status = statePaused
 	}
@@ -109,11 +109,11 @@ func (b stateDir) machineState(ctx context.Context) (string, error) {
 }
 
 // console returns the end of what the kernel and the guest wrote.
-func (b stateDir) console(ctx context.Context) string {
+func (d stateDir) console(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience/5)
 	defer cancel()
 	var text string
-	err := b.withMonitor(ctx, func(m *monitor) error {
+	err := d.withMonitor(ctx, func(m *monitor) error {
 		return m.call("ringbuf-read", map[string]any{"device": "console", "size": 65536}, &text)
 	})
 	if err != nil {
@@ -129,13 +129,13 @@ func lastLines(text string) string {
 }
 
 // freeze stops the machine's processors.
-func (b stateDir) freeze(ctx context.Context) error {
-	return b.withMonitor(ctx, func(m *monitor) error { return m.call("stop", nil, nil) })
+func (d stateDir) freeze(ctx context.Context) error {
+	return d.withMonitor(ctx, func(m *monitor) error { return m.call("stop", nil, nil) })
 }
 
 // thaw continues the machine.
-func (b stateDir) thaw(ctx context.Context) error {
-	return b.withMonitor(ctx, func(m *monitor) error { return m.call("cont", nil, nil) })
+func (d stateDir) thaw(ctx context.Context) error {
+	return d.withMonitor(ctx, func(m *monitor) error { return m.call("cont", nil, nil) })
 }
 
 // lockedBuffer keeps the last bytes that are written.

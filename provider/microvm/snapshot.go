@@ -402,7 +402,7 @@ func (p *Provider) restore(ctx context.Context, spec *sandbox.Spec, ref driver.S
 			Code: sandbox.CodeConflict, Op: "microvm.restore", Subject: s.Image, Message: "the image is not the one that the snapshot was made with: " + s.Digest,
 		}
 	}
-	m := &maker{p: p, spec: &like, img: img, from: s, wantMemory: memory && s.Memory}
+	m := &creation{p: p, spec: &like, img: img, from: s, wantMemory: memory && s.Memory}
 	in, err := m.make(ctx)
 	if err != nil {
 		return nil, done, err

@@ -71,35 +71,35 @@ func (r *record) outcome() sandbox.Exit {
 // stateDir is the state directory of a sandbox.
 type stateDir struct{ dir string }
 
-func (b stateDir) path(file string) string { return filepath.Join(b.dir, file) }
+func (d stateDir) path(file string) string { return filepath.Join(d.dir, file) }
 
-func (b stateDir) load() (*record, error) {
-	text, err := os.ReadFile(b.path(fileRecord))
+func (d stateDir) load() (*record, error) {
+	text, err := os.ReadFile(d.path(fileRecord))
 	if err != nil {
 		return nil, err
 	}
 	r := &record{}
 	if err := json.Unmarshal(text, r); err != nil {
-		return nil, fmt.Errorf("%s: %w", b.path(fileRecord), err)
+		return nil, fmt.Errorf("%s: %w", d.path(fileRecord), err)
 	}
 	return r, nil
 }
 
-func (b stateDir) save(r *record) error {
+func (d stateDir) save(r *record) error {
 	text, err := json.MarshalIndent(r, "", "\t")
 	if err != nil {
 		return err
 	}
-	tmp := b.path(fileRecord + ".tmp")
+	tmp := d.path(fileRecord + ".tmp")
 	if err := os.WriteFile(tmp, text, 0o600); err != nil {
 		return err
 	}
-	return os.Rename(tmp, b.path(fileRecord))
+	return os.Rename(tmp, d.path(fileRecord))
 }
 
 // update changes the record, under a lock against other processes.
-func (b stateDir) update(change func(*record) error) error {
-	dir, err := os.Open(b.dir)
+func (d stateDir) update(change func(*record) error) error {
+	dir, err := os.Open(d.dir)
 	if err != nil {
 		return err
 	}
@@ -107,14 +107,14 @@ func (b stateDir) update(change func(*record) error) error {
 	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX); err != nil {
 		return err
 	}
-	r, err := b.load()
+	r, err := d.load()
 	if err != nil {
 		return err
 	}
 	if err := change(r); err != nil {
 		return err
 	}
-	return b.save(r)
+	return d.save(r)
 }
 
 // newStateDir creates the state directory of a new sandbox with its record.

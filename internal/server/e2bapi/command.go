@@ -30,8 +30,8 @@ type command struct {
 
 	mu        sync.Mutex
 	followers map[*follower]struct{}
-	hurried   chan struct{} // closed when followers should not wait for more output
-	hurryOnce sync.Once
+	endedNow  chan struct{} // closed when followers should not wait for more output
+	endOnce   sync.Once
 
 	ended chan struct{} // closed at the end; then what follows is set
 	end   *envd.EndEvent
@@ -52,7 +52,7 @@ const backlog = 8
 func newCommand(p driver.Process, config *envd.ProcessConfig, tag *string) *command {
 	return &command{
 		process: p, config: config, tag: tag,
-		followers: map[*follower]struct{}{}, hurried: make(chan struct{}), ended: make(chan struct{}),
+		followers: map[*follower]struct{}{}, endedNow: make(chan struct{}), ended: make(chan struct{}),
 	}
 }
 
@@ -79,7 +79,7 @@ func (c *command) run() {
 	if err == nil && !unnatural(exit.Reason) {
 		select {
 		case <-drained:
-		case <-c.hurried:
+		case <-c.endedNow:
 			c.drainBriefly(drained)
 		}
 	}
@@ -239,7 +239,7 @@ func (c *command) sayEnd(f *follower, flush *flusher, send func(*envd.ProcessEve
 }
 
 // endNow ends the command without waiting for more output.
-func (c *command) endNow() { c.hurryOnce.Do(func() { close(c.hurried) }) }
+func (c *command) endNow() { c.endOnce.Do(func() { close(c.endedNow) }) }
 
 // input writes to the command. It may block.
 func (c *command) input(in *envd.ProcessInput) error {

@@ -25,7 +25,7 @@ func running() *countedSandbox {
 	return b
 }
 
-// maker makes sandboxes.
+// maker implements Maker with sandboxes that only count.
 type maker struct {
 	guard atomic.Pointer[guard] // nil: none is needed
 	low   atomic.Bool

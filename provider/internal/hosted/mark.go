@@ -42,8 +42,8 @@ func (c *Core) ownerMark(ctx context.Context, sb string, in Inside) (m OwnerMark
 	if len(f) != 3 || !identity.Valid(f[0]) {
 		return m, nil
 	}
-	turn, err := strconv.Atoi(f[1])
-	if found := (OwnerMark{f[0], turn}); err == nil && c.seal(sb, found) == f[2] {
+	adoptions, err := strconv.Atoi(f[1])
+	if found := (OwnerMark{f[0], adoptions}); err == nil && c.seal(sb, found) == f[2] {
 		m = found
 	}
 	return m, nil
@@ -51,7 +51,7 @@ func (c *Core) ownerMark(ctx context.Context, sb string, in Inside) (m OwnerMark
 
 // setMark makes this directory the owner of a sandbox and returns the new number
 // of adoptions, which is above after.
-func (c *Core) setMark(ctx context.Context, b Sandbox, after int) (turn int, err error) {
+func (c *Core) setMark(ctx context.Context, b Sandbox, after int) (adoptions int, err error) {
 	scope, err := c.Scope()
 	if err != nil {
 		return after, err
