@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/atoll-run/atoll/internal/control/guard"
+	"github.com/atoll-run/atoll/internal/control/snapshots"
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/store"
@@ -67,6 +68,9 @@ func (l lentImages) find(ctx context.Context, tenant, ref string, refused bool) 
 	built := false
 	if strings.HasPrefix(ref, "sha256:") {
 		built, err = store.Read(ctx, l.d.store, func(tx *store.Tx) (bool, error) { return tx.Templates().HasImage(ctx, tenant, ref) })
+		if err == nil && built {
+			err = l.d.services.Snapshots.FetchImage(ctx, tenant, ref)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -90,4 +94,39 @@ func (l lentImages) lentAs(ref string) string {
 		return ref
 	}
 	return images.LentAs(ref)
+}
+
+// templateImages are the images of this machine, for saving those of templates. It
+// implements snapshots.Images.
+type templateImages struct{ d *Daemon }
+
+// Has implements snapshots.Images.
+func (t templateImages) Has(digest string) (bool, error) {
+	images, err := t.d.node.Images()
+	if err != nil {
+		return false, err
+	}
+	return images.Has(digest)
+}
+
+// Lend implements snapshots.Images.
+func (t templateImages) Lend(ctx context.Context, digest string) (snapshots.LentImage, error) {
+	images, err := t.d.node.Images()
+	if err != nil {
+		return nil, err
+	}
+	img, err := images.Lend(ctx, digest, func(image.Provenance) bool { return true })
+	if img == nil || err != nil {
+		return nil, err
+	}
+	return img, nil
+}
+
+// Accept implements snapshots.Images.
+func (t templateImages) Accept(ctx context.Context, digest, lent string, r io.Reader) error {
+	images, err := t.d.node.Images()
+	if err == nil {
+		_, err = images.AcceptAs(ctx, digest, lent, r)
+	}
+	return err
 }

@@ -76,7 +76,11 @@ func (d *Daemon) openControl(ctx context.Context) error {
 		config.Nodes = nodeProviders{d}
 	}
 	d.onClose(machineProviders{d}.closeAll)
+	if d.opts.Blobs != "" { // otherwise they would be on this machine twice
+		config.TemplateImages = templateImages{d}
+	}
 	d.services = services.New(config)
+	d.node.FetchImages(d.services.Snapshots.FetchImage)
 	if d.hub != nil {
 		d.services.Machines.Connect(d.hub)
 	}

@@ -148,7 +148,7 @@ func (e *Engine) ensureImage(ctx context.Context, p *plan.Plan, progress func(Pr
 		return ImageConfig{}, err
 	}
 	img, err := e.cfg.Images.Ensure(ctx, ImageRequest{
-		Ref: spec.Image, Platform: p.Platform, Pull: Pull(p.Pull), Progress: progress,
+		Ref: spec.Image, Tenant: p.Tenant, Platform: p.Platform, Pull: Pull(p.Pull), Progress: progress,
 	})
 	if err != nil {
 		return ImageConfig{}, e.wrap(Action{Op: ops.ImageGet, Subject: spec.Image}, err)

@@ -33,6 +33,7 @@ const (
 // ImageRequest is a request for an image.
 type ImageRequest struct {
 	Ref      string
+	Tenant   string // for whom: it may use the images of its templates from the blob store
 	Platform string // "os/arch[/variant]"; empty: this machine's
 	Pull     Pull   // empty: missing
 	// Progress is called during a pull, by one goroutine at a time. It may be nil.

@@ -210,16 +210,35 @@ func (l *Lent) Write(ctx context.Context, w io.Writer) error {
 // there. What is not exactly that image is CodeInvalid, and nothing of it is
 // stored. The image has no name: only who knows its digest can use it.
 func (s *Store) Accept(ctx context.Context, digest string, r io.Reader) (*Image, error) {
-	img, err := s.accept(ctx, digest, r)
+	return s.AcceptAs(ctx, digest, digest, r)
+}
+
+// AcceptAs is Accept, and stores the image under the digest own, which it has in the
+// store that lends it. The caller knows from elsewhere that this is the same image.
+// An image that the store has already stays as it is.
+func (s *Store) AcceptAs(ctx context.Context, own, digest string, r io.Reader) (*Image, error) {
+	img, err := s.accept(ctx, own, digest, r)
 	if err != nil {
 		return nil, classify("image.import", digest, err)
 	}
 	return img, nil
 }
 
-func (s *Store) accept(ctx context.Context, digest string, r io.Reader) (*Image, error) {
+// Has reports whether the store has an image, by its digest.
+func (s *Store) Has(digest string) (bool, error) {
+	_, err := s.ready(digest, digest)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, internal("image.get", digest, err)
+	}
+	return true, nil
+}
+
+func (s *Store) accept(ctx context.Context, as, digest string, r io.Reader) (*Image, error) {
 	h, ok := digestHex(digest)
-	if !ok {
+	if _, valid := digestHex(as); !ok || !valid {
 		return nil, fail(sandbox.CodeInvalid, "image.import", digest, "", "not a digest")
 	}
 	gc, err := s.lock(ctx, lockGC, unix.LOCK_SH, nil)
@@ -232,7 +251,7 @@ func (s *Store) accept(ctx context.Context, digest string, r io.Reader) (*Image,
 		return nil, err
 	}
 	defer own.Close()
-	in := &acceptance{s: s, digest: digest, tar: tar.NewReader(&meter{ctx: ctx, r: r})}
+	in := &acceptance{s: s, as: as, digest: digest, tar: tar.NewReader(&meter{ctx: ctx, r: r})}
 	defer in.discard()
 	if err := in.read(); err != nil {
 		return nil, err
@@ -243,6 +262,7 @@ func (s *Store) accept(ctx context.Context, digest string, r io.Reader) (*Image,
 // acceptance is an Accept in progress.
 type acceptance struct {
 	s      *Store
+	as     string // digest in this store
 	digest string
 	tar    *tar.Reader
 	about  lentAbout
@@ -370,6 +390,7 @@ func (a *acceptance) keep(ctx context.Context) (*Image, error) {
 		if err != nil {
 			return nil, err
 		}
+		s.sums.Store(keys[i], a.about.Layers[i])
 	}
 	l, err := s.lock(ctx, lockIndex, unix.LOCK_EX, nil)
 	if err != nil {
@@ -379,18 +400,23 @@ func (a *acceptance) keep(ctx context.Context) (*Image, error) {
 	if err := s.haveLayers(keys); err != nil {
 		return nil, fail(sandbox.CodeConflict, "image.import", a.digest, "try again", "a layer was removed meanwhile")
 	}
+	if a.as != a.digest {
+		if img, err := s.ready(a.as, a.as); err == nil {
+			return img, nil
+		}
+	}
 	rec := &imageRecord{
-		Version: recordVersion, Digest: a.digest, Platform: a.about.Platform, Created: a.about.Created, Pulled: time.Now().UTC(),
+		Version: recordVersion, Digest: a.as, Platform: a.about.Platform, Created: a.about.Created, Pulled: time.Now().UTC(),
 		Size: a.size, Rootfs: keys[0], Lower: keys[1:], Config: a.about.Config,
 	}
 	if len(rec.Lower) > 0 {
 		rec.Version = layeredVersion
 	}
-	h, _ := digestHex(a.digest)
+	h, _ := digestHex(a.as)
 	if err := s.writeRecord(rec, "images", h+".json"); err != nil {
 		return nil, err
 	}
-	return s.image(rec, a.digest, nil), nil
+	return s.image(rec, a.as, nil), nil
 }
 
 // sameLayer reports whether the store has a layer that was lent, undamaged.

@@ -321,3 +321,46 @@ func TestAcceptKilled(t *testing.T) {
 		t.Errorf("after a kill there are %q", names)
 	}
 }
+
+// A store that lost an image, or another machine that is to have it under the same
+// digest, gets it under that digest, and lends it as the first one did. An image that
+// is there stays, and what is not that image leaves nothing.
+func TestAcceptAs(t *testing.T) {
+	s, other := open(t, Options{}), open(t, Options{})
+	img, lent, archive := lend(t, s)
+	if has, err := other.Has(img.Digest); has || err != nil {
+		t.Errorf("it is there before: %v, %v", has, err)
+	}
+	for name, data := range map[string][]byte{"cut": archive[:len(archive)/2], "changed": append([]byte("x"), archive[1:]...)} {
+		if _, err := other.AcceptAs(t.Context(), img.Digest, lent.Digest(), bytes.NewReader(data)); sandbox.CodeOf(err) != sandbox.CodeInvalid || len(left(t, other)) != 0 {
+			t.Errorf("%s: %v, and left is %v", name, err, left(t, other))
+		}
+	}
+	for range 2 {
+		got, err := other.AcceptAs(t.Context(), img.Digest, lent.Digest(), bytes.NewReader(archive))
+		if err != nil || got.Digest != img.Digest || !reflect.DeepEqual(got.Config, img.Config) {
+			t.Fatalf("accepted %+v, %v; want %+v", got, err, img)
+		}
+	}
+	if has, err := other.Has(img.Digest); !has || err != nil {
+		t.Errorf("it is there: %v, %v", has, err)
+	}
+	if got := mustGet(t, other, img.Digest, GetOptions{}); !maps.Equal(files(t, got), files(t, img)) {
+		t.Error("it has other files")
+	}
+	again, err := other.Lend(t.Context(), img.Digest, anybody)
+	if err != nil || again.Digest() != lent.Digest() {
+		t.Fatalf("it is lent as %v, %v; want %s", again, err, lent.Digest())
+	}
+	var b bytes.Buffer
+	if err := again.Write(t.Context(), &b); err != nil || !bytes.Equal(b.Bytes(), archive) {
+		t.Errorf("its archive differs, %v", err)
+	}
+	before := mustGet(t, s, "base:1", GetOptions{})
+	if _, err := s.AcceptAs(t.Context(), before.Digest, lent.Digest(), bytes.NewReader(archive)); err != nil {
+		t.Fatal(err)
+	}
+	if after := mustGet(t, s, "base:1", GetOptions{}); !slices.Equal(after.Layers, before.Layers) {
+		t.Errorf("an image that was there became %+v", after)
+	}
+}

@@ -76,7 +76,10 @@ func (ts Templates) Set(ctx context.Context, t Template) (Template, error) {
 			start = excluded.start, ready = excluded.ready, snapshot = excluded.snapshot,
 			public = excluded.public, withheld = excluded.withheld`,
 		t.Tenant, t.Name, t.Tag, t.Image, t.Base, t.Size, t.Steps, nanos(t.Created), t.Build, t.CPUs, t.Memory, t.Start, t.Ready, t.Snapshot, flag(t.Public), t.Withheld)
-	return t, err
+	if err != nil {
+		return t, err
+	}
+	return t, ts.forgetImages(ctx, t.Tenant)
 }
 
 // Fits sets whether a template will be public: its name decides. CodeDenied: the
@@ -154,6 +157,12 @@ func (ts Templates) Snapshots(ctx context.Context, tenant string) (map[string]bo
 
 // Remove forgets a name. One that is not the tenant's is CodeNotFound.
 func (ts Templates) Remove(ctx context.Context, tenant, name, tag string) error {
+	if _, err := ts.tx.Tenants().Lock(ctx, tenant); err != nil {
+		return err
+	}
 	n, err := ts.tx.exec(ctx, "DELETE FROM templates WHERE tenant = $1 AND name = $2 AND tag = $3", tenant, name, tag)
-	return oneRow(n, err, "template", name+":"+tag)
+	if err := oneRow(n, err, "template", name+":"+tag); err != nil {
+		return err
+	}
+	return ts.forgetImages(ctx, tenant)
 }

@@ -175,3 +175,106 @@ func TestPublishRace(t *testing.T) {
 		}
 	})
 }
+
+// Who finds a saved image: the tenant of its templates, and others while one of them
+// is public. The record goes with the last template of it, and there is one for each
+// tenant.
+func TestTemplateImages(t *testing.T) {
+	eachTemplateStore(t, func(t *testing.T, ts templateStore) {
+		ctx := context.Background()
+		const digest = "sha256:1" // see set
+		save := func(tenant string, version int) error {
+			return ts.s.Update(ctx, func(tx *store.Tx) error {
+				a, err := tx.Snapshots().EnsureArchive(ctx, store.Archive{ID: "ar-" + tenant, Tenant: tenant, Encrypted: true})
+				if err != nil {
+					return err
+				}
+				return tx.Templates().SaveImage(ctx, store.TemplateImage{Tenant: tenant, Image: digest, Lent: "sha256:9", Archived: store.Archived{Archive: a.ID, Version: version, Digest: "d", Stored: 7}})
+			})
+		}
+		found := func(tenant string) string {
+			i, err := store.Read(ctx, ts.s, func(tx *store.Tx) (store.TemplateImage, error) {
+				return tx.Templates().SavedImage(ctx, tenant, digest)
+			})
+			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+				return ""
+			}
+			ok(t, err)
+			want := store.Archived{Archive: "ar-" + i.Tenant, Encrypted: true, Version: i.Archived.Version, Digest: "d", Stored: 7}
+			if i.Image != digest || i.Lent != "sha256:9" || i.Archived != want {
+				t.Errorf("the record is %+v", i)
+			}
+			return i.Tenant
+		}
+		unsaved := func(want ...string) {
+			t.Helper()
+			var got []string
+			for after := (store.TemplateImage{}); ; {
+				part, err := store.Read(ctx, ts.s, func(tx *store.Tx) ([]store.TemplateImage, error) { return tx.Operator().UnsavedImages(ctx, after, 1) })
+				ok(t, err)
+				if len(part) == 0 {
+					break
+				}
+				after = part[0]
+				got = append(got, after.Tenant+" "+after.Image)
+			}
+			if strings.Join(got, ", ") != strings.Join(want, ", ") {
+				t.Errorf("unsaved are %q, want %q", got, want)
+			}
+		}
+		remove := func(tenant, tag string) {
+			t.Helper()
+			ok(t, ts.s.Update(ctx, func(tx *store.Tx) error { return tx.Templates().Remove(ctx, tenant, "web", tag) }))
+		}
+		if err := save("acme", 1); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+			t.Errorf("saving it without a template: %v", err)
+		}
+		for _, tag := range []string{"latest", "v1"} {
+			_, err := ts.set("acme", "web", tag, "")
+			ok(t, err)
+		}
+		unsaved("acme " + digest)
+		ok(t, save("acme", 1))
+		if err := save("acme", 2); sandbox.CodeOf(err) != sandbox.CodeAlreadyExists {
+			t.Errorf("saving it again: %v", err)
+		}
+		unsaved()
+		if a, r := found("acme"), found("rival"); a != "acme" || r != "" {
+			t.Errorf("acme finds that of %q, rival that of %q", a, r)
+		}
+		_, err := ts.publish("acme", "web", true)
+		ok(t, err)
+		if r := found("rival"); r != "acme" {
+			t.Errorf("rival finds that of %q, though it is public", r)
+		}
+		_, err = ts.set("rival", "web", "latest", "")
+		ok(t, err)
+		unsaved("rival " + digest)
+		ok(t, save("rival", 5))
+		if r := found("rival"); r != "rival" {
+			t.Errorf("rival finds that of %q", r)
+		}
+		remove("acme", "v1")
+		if a := found("acme"); a != "acme" {
+			t.Errorf("acme finds that of %q, though a template has it", a)
+		}
+		remove("acme", "latest")
+		if a, r := found("acme"), found("rival"); a != "" || r != "rival" {
+			t.Errorf("acme finds that of %q, rival that of %q", a, r)
+		}
+		err = ts.s.Update(ctx, func(tx *store.Tx) error { // its tag is moved
+			_, err := tx.Templates().Set(ctx, store.Template{Tenant: "rival", Template: durable.Template{Name: "web", Tag: "latest", Image: "sha256:2", Created: tx.Now()}})
+			return err
+		})
+		ok(t, err)
+		if r := found("rival"); r != "" {
+			t.Errorf("rival finds that of %q", r)
+		}
+		if err := ts.s.View(ctx, func(tx *store.Tx) error {
+			_, err := tx.Operator().TemplateImage(ctx, "rival", digest)
+			return err
+		}); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+			t.Errorf("no template has it, but: %v", err)
+		}
+	})
+}

@@ -91,7 +91,7 @@ func (s *Service) FetchSigned(ctx context.Context, a audit.Action, spec *sandbox
 // PermitSigned pulls the image of a plan that the policies cannot judge without
 // its signatures, and judges it.
 func (s *Service) PermitSigned(ctx context.Context, a audit.Action, p plan.Plan) (plan.Plan, error) {
-	img, err := s.cfg.Images.Ensure(ctx, engine.ImageRequest{Ref: p.Spec.Image, Pull: engine.Pull(p.Pull), Platform: p.Platform})
+	img, err := s.cfg.Images.Ensure(ctx, engine.ImageRequest{Ref: p.Spec.Image, Tenant: p.Tenant, Pull: engine.Pull(p.Pull), Platform: p.Platform})
 	if err != nil {
 		return p, err
 	}

@@ -97,6 +97,8 @@ type Config struct {
 	// PlainSnapshots is set. SnapshotCache is how many bytes their copies on
 	// this machine may take. Nil: they stay on this machine.
 	Archive        *archive.Archive
+	// TemplateImages are saved there, too. Nil: they are not.
+	TemplateImages snapshots.Images
 	PlainSnapshots bool
 	SnapshotCache  int64
 	// Sealer encrypts the values of secrets. Nil: none are stored.
@@ -162,7 +164,7 @@ func New(cfg Config) *Services {
 	})
 	s.Snapshots = snapshots.New(c, snapshots.Config{
 		Providers: s.Providers, Sandboxes: s.Sandboxes.Records, Environments: cfg.Environments,
-		Archive: cfg.Archive, Plain: cfg.PlainSnapshots, Cache: cfg.SnapshotCache, Scratch: cfg.Scratch,
+		Archive: cfg.Archive, Images: cfg.TemplateImages, Plain: cfg.PlainSnapshots, Cache: cfg.SnapshotCache, Scratch: cfg.Scratch,
 	})
 	s.Policies = policies.New(c, policies.Config{
 		Files: cfg.Policies, Defaults: cfg.Defaults, Images: cfg.Engine.Images, Snapshot: s.Snapshots.Find,

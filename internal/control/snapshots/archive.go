@@ -105,8 +105,8 @@ func (a *archiving) takeDirty() map[string]bool {
 	return dirty
 }
 
-// Watch saves named snapshots to the blob store, one at a time, removes
-// unreferenced ones there, and limits the copies on this machine, until ctx
+// Watch saves named snapshots and the images of templates to the blob store, one at a
+// time, removes unreferenced ones there, and limits the copies on this machine, until ctx
 // ends.
 func (svc *Service) Watch(ctx context.Context) {
 	if svc.cfg.Archive == nil {
@@ -119,7 +119,7 @@ func (svc *Service) Watch(ctx context.Context) {
 		if all {
 			swept = time.Now()
 		}
-		for _, err := range []error{svc.saveAll(ctx), svc.sweepArchives(ctx, all), svc.trimCopies(ctx)} {
+		for _, err := range []error{svc.saveAll(ctx), svc.saveImages(ctx), svc.sweepArchives(ctx, all), svc.trimCopies(ctx)} {
 			if ctx.Err() == nil {
 				svc.Report(ctx, err)
 			}
@@ -263,7 +263,7 @@ func (svc *Service) sweepArchives(ctx context.Context, all bool) error {
 		if !all && !dirty[a.Tenant] {
 			continue
 		}
-		if err := svc.sweepArchive(ctx, a, all); err != nil {
+		if err := errors.Join(svc.sweepArchive(ctx, a, all), svc.sweepImages(ctx, a, all)); err != nil {
 			svc.archive.mu.Lock()
 			svc.archive.dirty[a.Tenant] = true // retry in the next round
 			svc.archive.mu.Unlock()

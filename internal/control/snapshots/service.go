@@ -48,6 +48,9 @@ type Config struct {
 	// set. Nil: they stay on this machine.
 	Archive *archive.Archive
 	Plain   bool
+	// Images are the images of this machine. Those of templates are saved in Archive.
+	// Nil: they stay on this machine.
+	Images Images
 	// Cache is the limit in bytes for copies of saved snapshots on this machine.
 	Cache int64
 	// Scratch is a directory for temporary files.

@@ -120,6 +120,9 @@ func (svc *Service) buildTemplate(ctx context.Context, who key.Principal, req te
 	}
 	d := *req.Description
 	image, parent, err := svc.imageOf(ctx, who.Tenant, from)
+	if err == nil {
+		err = svc.cfg.Snapshots.FetchImage(ctx, who.Tenant, image)
+	}
 	if err != nil {
 		return t, err
 	}

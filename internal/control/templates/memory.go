@@ -218,8 +218,12 @@ func (svc *Service) replaceTemplate(ctx context.Context, tenant, name, tag strin
 		}
 		return err
 	})
-	if err != nil || unused == "" {
+	if err != nil {
 		return err
+	}
+	svc.cfg.Snapshots.TemplatesChanged(tenant)
+	if unused == "" {
+		return nil
 	}
 	if s, err := svc.cfg.Snapshots.Find(ctx, tenant, unused); err == nil {
 		svc.Report(ctx, svc.cfg.Snapshots.Remove(ctx, &s))

@@ -47,6 +47,9 @@ func (s *saved) Source(ctx context.Context, tenant, ref string) (*plan.Snapshot,
 	return &plan.Snapshot{ID: found.ID, Provider: "fake"}, err
 }
 
+func (*saved) FetchImage(context.Context, string, string) error { return nil }
+func (*saved) TemplatesChanged(string)                          {}
+
 func (s *saved) Remove(_ context.Context, of *store.Snapshot) error {
 	s.removed = append(s.removed, of.ID)
 	return nil

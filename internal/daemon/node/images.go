@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"strings"
 
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/image"
@@ -26,6 +27,12 @@ func (i images) Ensure(ctx context.Context, req engine.ImageRequest) (engine.Ima
 		}
 	}
 	img, err := store.Get(ctx, req.Ref, opts)
+	if i.n.fetch != nil && req.Tenant != "" && strings.HasPrefix(req.Ref, "sha256:") && sandbox.CodeOf(err) == sandbox.CodeNotFound {
+		if err := i.n.fetch(ctx, req.Tenant, req.Ref); err != nil {
+			return engine.ImageConfig{}, err
+		}
+		img, err = store.Get(ctx, req.Ref, opts)
+	}
 	if err != nil {
 		return engine.ImageConfig{}, err
 	}

@@ -27,8 +27,9 @@ type Node struct {
 	env      func(string) (string, bool)
 	decide   Egress
 	operator Operator
-	pool     int                                       // number of warm sandboxes per image
-	options  map[string]json.RawMessage                // of providers, by name
+	pool     int                        // number of warm sandboxes per image
+	options  map[string]json.RawMessage // of providers, by name
+	fetch    func(ctx context.Context, tenant, digest string) error
 	networks map[bool]func() (*gateway.Gateway, error) // by whether they end with this process
 	// providers have sandboxes that outlive this process, attached have sandboxes
 	// that end with it, and trial is for the conformance suite.
@@ -102,6 +103,11 @@ func (n *Node) KeepReady(pool int) { n.pool = pool }
 // SetOptions sets the options of providers, by name. Call it before the first
 // provider is opened.
 func (n *Node) SetOptions(options map[string]json.RawMessage) { n.options = options }
+
+// FetchImages sets a function that is called for an image which the store lacks. It
+// gets the image if it is somewhere else and the tenant may use it. Call FetchImages
+// before the first sandbox is made.
+func (n *Node) FetchImages(get func(ctx context.Context, tenant, digest string) error) { n.fetch = get }
 
 // Images returns the node's image store. The node closes it.
 func (n *Node) Images() (*image.Store, error) { return n.images() }
