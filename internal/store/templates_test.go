@@ -262,6 +262,12 @@ func TestTemplateImages(t *testing.T) {
 		if a, r := found("acme"), found("rival"); a != "" || r != "rival" {
 			t.Errorf("acme finds that of %q, rival that of %q", a, r)
 		}
+		_, err = ts.set("acme", "web", "latest", "") // built again: what was saved is gone
+		ok(t, err)
+		unsaved("acme " + digest)
+		if a := found("acme"); a != "" {
+			t.Errorf("acme finds that of %q after it was removed", a)
+		}
 		err = ts.s.Update(ctx, func(tx *store.Tx) error { // its tag is moved
 			_, err := tx.Templates().Set(ctx, store.Template{Tenant: "rival", Template: durable.Template{Name: "web", Tag: "latest", Image: "sha256:2", Created: tx.Now()}})
 			return err
