@@ -163,7 +163,7 @@ func ofImage(digest string, err error) error {
 func (svc *Service) sweepImages(ctx context.Context, a store.Archive, rubbish bool) error {
 	set := imagesOf(archive.Set{ID: a.ID, Encrypted: a.Encrypted})
 	there, err := svc.cfg.Archive.List(ctx, set) // before the records, so that newly saved images are not removed
-	if err != nil || len(there) == 0 {
+	if err != nil || len(there) == 0 && !rubbish {
 		return err
 	}
 	var unwanted []int

@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/atoll-run/atoll/internal/control/core/coretest"
@@ -234,6 +237,40 @@ func TestSweepImages(t *testing.T) {
 				t.Errorf("the archive has the snapshots %q, want as many as before", got)
 			}
 		})
+	}
+}
+
+// A daemon that is killed while it uploads an image leaves parts of it. They are
+// removed, also if the template is removed before another one is saved.
+func TestSweepPartsOfImages(t *testing.T) {
+	g := newGallery(t)
+	g.set(t, coretest.Acme, "tools", one)
+	coretest.OK(t, g.saveImages(t.Context()))
+	parts := map[string][]byte{}
+	each := func(do func(path string)) {
+		coretest.OK(t, filepath.WalkDir(g.blobs, func(path string, d os.DirEntry, err error) error {
+			if err == nil && !d.IsDir() && strings.Contains(path, "/packs/") {
+				do(path)
+			}
+			return err
+		}))
+	}
+	each(func(path string) {
+		data, err := os.ReadFile(path)
+		coretest.OK(t, err)
+		parts[path] = data
+	})
+	g.remove(t, coretest.Acme, "tools")
+	coretest.OK(t, g.sweepArchives(t.Context(), true))
+	for path, data := range parts { // as if they had been uploaded just now
+		coretest.OK(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		coretest.OK(t, os.WriteFile(path, data, 0o600))
+	}
+	coretest.OK(t, g.sweepArchives(t.Context(), true))
+	left := 0
+	each(func(string) { left++ })
+	if len(parts) == 0 || left != 0 {
+		t.Errorf("%d of %d parts are left, want none", left, len(parts))
 	}
 }
 
