@@ -17,10 +17,10 @@ import (
 )
 
 // archiver returns the sandbox's archiver.
-func (b *testSandbox) archiver() driver.Archiver {
-	a, ok := driver.As[driver.Archiver](b.inst)
+func (sb *testSandbox) archiver() driver.Archiver {
+	a, ok := driver.As[driver.Archiver](sb.inst)
 	if !ok {
-		b.Fatalf("archive is declared, but the instance is no Archiver")
+		sb.Fatalf("archive is declared, but the instance is no Archiver")
 	}
 	return a
 }
@@ -32,9 +32,9 @@ type member struct {
 }
 
 // export returns the members of an exported tree.
-func (b *testSandbox) export(p string, opts driver.ExportOptions) []member {
+func (sb *testSandbox) export(p string, opts driver.ExportOptions) []member {
 	var buf bytes.Buffer
-	b.ok("Export", b.archiver().Export(b.ctx, p, &buf, opts))
+	sb.ok("Export", sb.archiver().Export(sb.ctx, p, &buf, opts))
 	var members []member
 	for tr := tar.NewReader(&buf); ; {
 		h, err := tr.Next()
@@ -42,11 +42,11 @@ func (b *testSandbox) export(p string, opts driver.ExportOptions) []member {
 			return members
 		}
 		if err != nil {
-			b.Fatalf("the exported stream is no tar: %v", err)
+			sb.Fatalf("the exported stream is no tar: %v", err)
 		}
 		data, err := readAll(tr)
 		if err != nil {
-			b.Fatalf("the exported stream is no tar: %v", err)
+			sb.Fatalf("the exported stream is no tar: %v", err)
 		}
 		members = append(members, member{*h, string(data)})
 	}
@@ -83,8 +83,8 @@ func link(kind byte, name, target string) member {
 	return member{tar.Header{Typeflag: kind, Name: name, Linkname: target}, ""}
 }
 
-func (b *testSandbox) importTo(p string, stream []byte) error {
-	return b.archiver().Import(b.ctx, p, bytes.NewReader(stream), driver.ImportOptions{})
+func (sb *testSandbox) importTo(p string, stream []byte) error {
+	return sb.archiver().Import(sb.ctx, p, bytes.NewReader(stream), driver.ImportOptions{})
 }
 
 // needFiles ends an archive case that needs the file system if there is none.
@@ -406,8 +406,8 @@ type entry struct {
 
 // untouched describes all files of the sandbox, without the times of directories:
 // temporary names change these even if the import fails.
-func (b *testSandbox) untouched() []entry {
-	all := b.tree(".")
+func (sb *testSandbox) untouched() []entry {
+	all := sb.tree(".")
 	for i := range all {
 		if all[i].dir {
 			all[i].time = time.Time{}
@@ -418,22 +418,22 @@ func (b *testSandbox) untouched() []entry {
 
 // tree describes all files below a directory. A file that is removed meanwhile is
 // described as such.
-func (b *testSandbox) tree(root string) []entry {
+func (sb *testSandbox) tree(root string) []entry {
 	var all []entry
-	for info, err := range b.files().List(b.ctx, b.path(root), driver.ListOptions{Depth: -1}) {
+	for info, err := range sb.files().List(sb.ctx, sb.path(root), driver.ListOptions{Depth: -1}) {
 		if sandbox.CodeOf(err) == sandbox.CodeNotFound && len(all) > 0 {
 			return append(all, entry{path: "a directory that was removed"})
 		}
-		b.ok("List", err)
+		sb.ok("List", err)
 		content := ""
 		if info.Type == sandbox.TypeFile {
-			r, _, err := b.files().Read(b.ctx, b.path(path.Join(root, info.Path)), driver.ReadOptions{})
+			r, _, err := sb.files().Read(sb.ctx, sb.path(path.Join(root, info.Path)), driver.ReadOptions{})
 			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 				all = append(all, entry{path: info.Path + ", which was removed"})
 				continue
 			}
-			b.ok("Read", err)
-			content = b.drain(r)
+			sb.ok("Read", err)
+			content = sb.drain(r)
 		}
 		what := fmt.Sprintf("%s, mode %o, size %d, target %q, content %x", info.Type, info.Mode, info.Size, info.Target, sha256.Sum256([]byte(content)))
 		all = append(all, entry{info.Path, what, info.ModTime, info.Type == sandbox.TypeDir})

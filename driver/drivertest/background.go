@@ -13,27 +13,27 @@ import (
 )
 
 // manager returns the sandbox's process manager.
-func (b *testSandbox) manager() driver.ProcessManager {
-	pm, ok := driver.As[driver.ProcessManager](b.inst)
+func (sb *testSandbox) manager() driver.ProcessManager {
+	pm, ok := driver.As[driver.ProcessManager](sb.inst)
 	if !ok {
-		b.Fatalf("processes are declared, but the instance is no ProcessManager")
+		sb.Fatalf("processes are declared, but the instance is no ProcessManager")
 	}
 	return pm
 }
 
 // background starts a background command and closes the process; the command is
 // killed after the case.
-func (b *testSandbox) background(script string) string {
-	p := b.start(sandbox.Command{Args: []string{"sh", "-c", script}, Dir: b.dir, Background: true})
+func (sb *testSandbox) background(script string) string {
+	p := sb.start(sandbox.Command{Args: []string{"sh", "-c", script}, Dir: sb.dir, Background: true})
 	id := p.Info().ID
-	b.ok("Close", p.Close())
+	sb.ok("Close", p.Close())
 	return id
 }
 
 // process returns the listed command with an id.
-func (b *testSandbox) process(id string) (sandbox.ProcessInfo, bool) {
-	list, err := b.manager().Processes(b.ctx)
-	b.ok("Processes", err)
+func (sb *testSandbox) process(id string) (sandbox.ProcessInfo, bool) {
+	list, err := sb.manager().Processes(sb.ctx)
+	sb.ok("Processes", err)
 	i := slices.IndexFunc(list, func(p sandbox.ProcessInfo) bool { return p.ID == id })
 	if i < 0 {
 		return sandbox.ProcessInfo{}, false
@@ -42,17 +42,17 @@ func (b *testSandbox) process(id string) (sandbox.ProcessInfo, bool) {
 }
 
 // ended waits until a background command has ended and returns its exit.
-func (b *testSandbox) ended(id string) *sandbox.Exit {
+func (sb *testSandbox) ended(id string) *sandbox.Exit {
 	var info sandbox.ProcessInfo
-	b.eventually("the end of a background command", func() bool {
+	sb.eventually("the end of a background command", func() bool {
 		var ok bool
-		if info, ok = b.process(id); !ok {
-			b.Fatalf("the list has lost the command %s", id)
+		if info, ok = sb.process(id); !ok {
+			sb.Fatalf("the list has lost the command %s", id)
 		}
 		return !info.Running
 	})
 	if info.Exit == nil {
-		b.Fatalf("an ended command is listed without its exit")
+		sb.Fatalf("an ended command is listed without its exit")
 	}
 	return info.Exit
 }
@@ -64,9 +64,9 @@ type logged struct {
 }
 
 // log reads a command's log.
-func (b *testSandbox) log(id string, opts driver.LogOptions) logged {
-	r, err := b.manager().Logs(b.ctx, id, opts)
-	b.ok("Logs", err)
+func (sb *testSandbox) log(id string, opts driver.LogOptions) logged {
+	r, err := sb.manager().Logs(sb.ctx, id, opts)
+	sb.ok("Logs", err)
 	defer r.Close()
 	var l logged
 	for {
@@ -74,7 +74,7 @@ func (b *testSandbox) log(id string, opts driver.LogOptions) logged {
 		if errors.Is(err, io.EOF) {
 			return l
 		}
-		b.ok("LogReader.Next", err)
+		sb.ok("LogReader.Next", err)
 		l.dropped += c.Dropped
 		switch c.Stream {
 		case 1:
@@ -82,14 +82,14 @@ func (b *testSandbox) log(id string, opts driver.LogOptions) logged {
 		case 2:
 			l.err = append(l.err, c.Data...)
 		default:
-			b.Fatalf("a piece of stream %d", c.Stream)
+			sb.Fatalf("a piece of stream %d", c.Stream)
 		}
 	}
 }
 
-func (b *testSandbox) kill(id string) {
-	if err := b.manager().Kill(b.ctx, id, sigKILL); err != nil {
-		b.wantCode("Kill", err, sandbox.CodeNotFound)
+func (sb *testSandbox) kill(id string) {
+	if err := sb.manager().Kill(sb.ctx, id, sigKILL); err != nil {
+		sb.wantCode("Kill", err, sandbox.CodeNotFound)
 	}
 }
 

@@ -15,66 +15,66 @@ import (
 )
 
 // files returns the sandbox's file system.
-func (b *testSandbox) files() driver.FileSystem {
-	fs, ok := driver.As[driver.FileSystem](b.inst)
+func (sb *testSandbox) files() driver.FileSystem {
+	fs, ok := driver.As[driver.FileSystem](sb.inst)
 	if !ok {
-		b.Fatalf("files are declared, but the instance is no FileSystem")
+		sb.Fatalf("files are declared, but the instance is no FileSystem")
 	}
 	return fs
 }
 
 // write writes a file through the API.
-func (b *testSandbox) write(name, content string) sandbox.FileInfo {
-	info, err := b.files().Write(b.ctx, b.path(name), strings.NewReader(content), driver.WriteOptions{})
-	b.ok("Write", err)
+func (sb *testSandbox) write(name, content string) sandbox.FileInfo {
+	info, err := sb.files().Write(sb.ctx, sb.path(name), strings.NewReader(content), driver.WriteOptions{})
+	sb.ok("Write", err)
 	return info
 }
 
 // read reads a whole file through the API.
-func (b *testSandbox) read(name string) string {
-	return b.readPart(name, driver.ReadOptions{})
+func (sb *testSandbox) read(name string) string {
+	return sb.readPart(name, driver.ReadOptions{})
 }
 
-func (b *testSandbox) readPart(name string, opts driver.ReadOptions) string {
-	r, _, err := b.files().Read(b.ctx, b.path(name), opts)
-	b.ok("Read", err)
-	return b.drain(r)
+func (sb *testSandbox) readPart(name string, opts driver.ReadOptions) string {
+	r, _, err := sb.files().Read(sb.ctx, sb.path(name), opts)
+	sb.ok("Read", err)
+	return sb.drain(r)
 }
 
 // drain reads to the end, and closes the reader.
-func (b *testSandbox) drain(r io.ReadCloser) string {
+func (sb *testSandbox) drain(r io.ReadCloser) string {
 	data, err := readAll(r)
-	b.ok("reading", err)
-	b.ok("closing the reader", r.Close())
+	sb.ok("reading", err)
+	sb.ok("closing the reader", r.Close())
 	return string(data)
 }
 
-func (b *testSandbox) stat(name string) sandbox.FileInfo {
-	info, err := b.files().Stat(b.ctx, b.path(name))
-	b.ok("Stat "+name, err)
+func (sb *testSandbox) stat(name string) sandbox.FileInfo {
+	info, err := sb.files().Stat(sb.ctx, sb.path(name))
+	sb.ok("Stat "+name, err)
 	return info
 }
 
-func (b *testSandbox) exists(name string) bool {
-	_, err := b.files().Stat(b.ctx, b.path(name))
+func (sb *testSandbox) exists(name string) bool {
+	_, err := sb.files().Stat(sb.ctx, sb.path(name))
 	if err != nil {
-		b.wantCode("Stat "+name, err, sandbox.CodeNotFound)
+		sb.wantCode("Stat "+name, err, sandbox.CodeNotFound)
 	}
 	return err == nil
 }
 
 // list returns the paths that List yields, in its order.
-func (b *testSandbox) list(name string, depth int) []string {
+func (sb *testSandbox) list(name string, depth int) []string {
 	var paths []string
-	for info, err := range b.files().List(b.ctx, path.Join(b.dir, name), driver.ListOptions{Depth: depth}) {
-		b.ok("List", err)
+	for info, err := range sb.files().List(sb.ctx, path.Join(sb.dir, name), driver.ListOptions{Depth: depth}) {
+		sb.ok("List", err)
 		paths = append(paths, info.Path)
 	}
 	return paths
 }
 
-func (b *testSandbox) listError(p string) error {
-	for _, err := range b.files().List(b.ctx, p, driver.ListOptions{}) {
+func (sb *testSandbox) listError(p string) error {
+	for _, err := range sb.files().List(sb.ctx, p, driver.ListOptions{}) {
 		if err != nil {
 			return err
 		}

@@ -12,24 +12,24 @@ import (
 
 // leaves runs a command that prints the number of a process that outlives it,
 // and closes it.
-func (b *testSandbox) leaves(cmd sandbox.Command) (pid string) {
-	cmd.Dir = b.dir
-	p := b.start(cmd)
-	pid = b.readLines(p.Stdout()).next()
-	b.wantExit(b.wait(p), 0, 0, sandbox.ReasonExited)
-	b.ok("Close", p.Close())
-	b.argv("true") // gives a late kill time to happen
-	if !b.alive(pid) {
-		b.Fatalf("process %s died with the command that started it", pid)
+func (sb *testSandbox) leaves(cmd sandbox.Command) (pid string) {
+	cmd.Dir = sb.dir
+	p := sb.start(cmd)
+	pid = sb.readLines(p.Stdout()).next()
+	sb.wantExit(sb.wait(p), 0, 0, sandbox.ReasonExited)
+	sb.ok("Close", p.Close())
+	sb.argv("true") // gives a late kill time to happen
+	if !sb.alive(pid) {
+		sb.Fatalf("process %s died with the command that started it", pid)
 	}
-	b.Cleanup(func(context.Context) { b.sh(`kill -9 "$1" 2>/dev/null`, pid) })
+	sb.Cleanup(func(context.Context) { sb.sh(`kill -9 "$1" 2>/dev/null`, pid) })
 	return pid
 }
 
 // left returns the list's entry of a process that outlived its command.
-func (b *testSandbox) left(pid string) (info sandbox.ProcessInfo, ok bool) {
-	list, err := b.manager().Processes(b.ctx)
-	b.ok("Processes", err)
+func (sb *testSandbox) left(pid string) (info sandbox.ProcessInfo, ok bool) {
+	list, err := sb.manager().Processes(sb.ctx)
+	sb.ok("Processes", err)
 	for _, info := range list {
 		if strconv.Itoa(info.PID) == pid && info.Running {
 			return info, true

@@ -10,12 +10,12 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (b *testSandbox) resize(limits sandbox.Resources) error {
-	r, ok := driver.As[driver.Resizer](b.inst)
+func (sb *testSandbox) resize(limits sandbox.Resources) error {
+	r, ok := driver.As[driver.Resizer](sb.inst)
 	if !ok {
-		b.Fatalf("resize is declared, but the instance is no Resizer")
+		sb.Fatalf("resize is declared, but the instance is no Resizer")
 	}
-	return r.Resize(b.ctx, limits)
+	return r.Resize(sb.ctx, limits)
 }
 
 // holds reports whether the provider enforces a limit.
@@ -26,8 +26,8 @@ func (t *caseT) holds(limit string) bool { return t.facts.Limits[limit].Holds }
 const nest = `[ "$1" -gt 0 ] || { echo enough; exit; }; sh -c "$0" "$0" $(($1 - 1)); exit $?`
 
 // crowd reports whether n processes can run at once.
-func (b *testSandbox) crowd(n int) bool {
-	return b.argv("sh", "-c", nest, nest, strconv.Itoa(n)).stdout == "enough\n"
+func (sb *testSandbox) crowd(n int) bool {
+	return sb.argv("sh", "-c", nest, nest, strconv.Itoa(n)).stdout == "enough\n"
 }
 
 const (
@@ -110,32 +110,32 @@ var resizeCases = []testCase{
 	}},
 }
 
-func (b *testSandbox) setDeadline(at time.Time) error {
-	d, ok := driver.As[driver.DeadlineSetter](b.inst)
+func (sb *testSandbox) setDeadline(at time.Time) error {
+	d, ok := driver.As[driver.DeadlineSetter](sb.inst)
 	if !ok {
-		b.Fatalf("deadline is declared, but the instance is no DeadlineSetter")
+		sb.Fatalf("deadline is declared, but the instance is no DeadlineSetter")
 	}
-	return d.SetDeadline(b.ctx, at)
+	return d.SetDeadline(sb.ctx, at)
 }
 
 // endsByLifetime waits for the end of the sandbox.
-func (b *testSandbox) endsByLifetime() {
-	exit, err := b.inst.Wait(b.ctx)
-	b.ok("Wait", err)
+func (sb *testSandbox) endsByLifetime() {
+	exit, err := sb.inst.Wait(sb.ctx)
+	sb.ok("Wait", err)
 	if exit.Reason != sandbox.ReasonLifetime {
-		b.Errorf("the sandbox ended with %+v, want reason lifetime", exit)
+		sb.Errorf("the sandbox ended with %+v, want reason lifetime", exit)
 	}
 }
 
 // livesFor checks that the sandbox does not end for d, which is longer than its
 // earlier deadline.
-func (b *testSandbox) livesFor(d time.Duration) {
-	ctx, cancel := context.WithTimeout(b.ctx, d)
+func (sb *testSandbox) livesFor(d time.Duration) {
+	ctx, cancel := context.WithTimeout(sb.ctx, d)
 	defer cancel()
-	if exit, err := b.inst.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
-		b.Fatalf("the sandbox ended before its deadline: %+v, %v", exit, err)
+	if exit, err := sb.inst.Wait(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		sb.Fatalf("the sandbox ended before its deadline: %+v, %v", exit, err)
 	}
-	b.want(b.argv("echo", "alive"), "alive\n")
+	sb.want(sb.argv("echo", "alive"), "alive\n")
 }
 
 // short is a lifetime that ends soon.
@@ -218,16 +218,16 @@ var deadlineCases = []testCase{
 	}},
 }
 
-func (b *testSandbox) usage() sandbox.Usage {
-	m, ok := driver.As[driver.Meter](b.inst)
+func (sb *testSandbox) usage() sandbox.Usage {
+	m, ok := driver.As[driver.Meter](sb.inst)
 	if !ok {
-		b.Fatalf("usage is declared, but the instance is no Meter")
+		sb.Fatalf("usage is declared, but the instance is no Meter")
 	}
 	before := time.Now()
-	u, err := m.Usage(b.ctx)
-	b.ok("Usage", err)
+	u, err := m.Usage(sb.ctx)
+	sb.ok("Usage", err)
 	if u.Sampled.Before(before.Add(-time.Minute)) || u.Sampled.After(time.Now().Add(time.Minute)) {
-		b.Errorf("sampled %v, want about %v", u.Sampled, before)
+		sb.Errorf("sampled %v, want about %v", u.Sampled, before)
 	}
 	return u
 }

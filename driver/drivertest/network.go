@@ -45,12 +45,12 @@ func (t *caseT) server() (port string, met *atomic.Int64) {
 
 // reach connects from a program inside and returns the outcome: "hello",
 // "refused" or, after a while, "late".
-func (b *testSandbox) reach(host, port string) string {
-	args := b.h.Connect
+func (sb *testSandbox) reach(host, port string) string {
+	args := sb.h.Connect
 	if args == nil {
-		args = b.python(connector)
+		args = sb.python(connector)
 	}
-	got := b.run(sandbox.Command{Args: append(args[:len(args):len(args)], host, port)})
+	got := sb.run(sandbox.Command{Args: append(args[:len(args):len(args)], host, port)})
 	return strings.TrimSpace(got.stdout)
 }
 
@@ -59,9 +59,9 @@ func (t *caseT) online(hosts ...string) *testSandbox {
 	return t.fresh(func(s *sandbox.Spec) { s.Network.Egress = hosts })
 }
 
-func (b *testSandbox) wantReach(host, port, want string) {
-	if got := b.reach(host, port); got != want {
-		b.Errorf("connecting to %s, port %s: %q, want %q", host, port, got, want)
+func (sb *testSandbox) wantReach(host, port, want string) {
+	if got := sb.reach(host, port); got != want {
+		sb.Errorf("connecting to %s, port %s: %q, want %q", host, port, got, want)
 	}
 }
 

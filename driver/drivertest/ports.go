@@ -28,35 +28,35 @@ while True:
 `
 
 // dialer returns the sandbox's driver.Dialer.
-func (b *testSandbox) dialer() driver.Dialer {
-	d, ok := driver.As[driver.Dialer](b.inst)
+func (sb *testSandbox) dialer() driver.Dialer {
+	d, ok := driver.As[driver.Dialer](sb.inst)
 	if !ok {
-		b.Fatalf("ports is declared, but the instance is no Dialer")
+		sb.Fatalf("ports is declared, but the instance is no Dialer")
 	}
 	return d
 }
 
 // echo starts a server that ends with the case, and returns its port.
-func (b *testSandbox) echo() (uint16, driver.Process) {
-	args := b.h.Echo
+func (sb *testSandbox) echo() (uint16, driver.Process) {
+	args := sb.h.Echo
 	if args == nil {
-		args = b.python(echoServer)
+		args = sb.python(echoServer)
 	}
-	p := b.start(sandbox.Command{Args: args})
-	port, err := strconv.ParseUint(strings.TrimSpace(b.readLines(p.Stdout()).next()), 10, 16)
+	p := sb.start(sandbox.Command{Args: args})
+	port, err := strconv.ParseUint(strings.TrimSpace(sb.readLines(p.Stdout()).next()), 10, 16)
 	if err != nil {
-		b.Fatalf("the server inside does not say its port: %v", err)
+		sb.Fatalf("the server inside does not say its port: %v", err)
 	}
 	return uint16(port), p
 }
 
 // dial connects to a port; the connection is closed with the case.
-func (b *testSandbox) dial(port uint16) net.Conn {
-	conn, err := b.dialer().Dial(b.ctx, port)
+func (sb *testSandbox) dial(port uint16) net.Conn {
+	conn, err := sb.dialer().Dial(sb.ctx, port)
 	if err != nil {
-		b.Fatalf("Dial: %v", b.vet(err))
+		sb.Fatalf("Dial: %v", sb.vet(err))
 	}
-	b.Cleanup(func(context.Context) { conn.Close() })
+	sb.Cleanup(func(context.Context) { conn.Close() })
 	return conn
 }
 

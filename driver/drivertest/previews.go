@@ -30,32 +30,32 @@ s.serve_forever()
 `
 
 // previewer returns the sandbox's driver.Previewer.
-func (b *testSandbox) previewer() driver.Previewer {
-	p, ok := driver.As[driver.Previewer](b.inst)
+func (sb *testSandbox) previewer() driver.Previewer {
+	p, ok := driver.As[driver.Previewer](sb.inst)
 	if !ok {
-		b.Fatalf("previews is declared, but the instance is no Previewer")
+		sb.Fatalf("previews is declared, but the instance is no Previewer")
 	}
 	return p
 }
 
 // web starts an HTTP server that ends with the case, and returns its port.
-func (b *testSandbox) web() uint16 {
-	p := b.start(sandbox.Command{Args: b.python(previewServer)})
-	port, err := strconv.ParseUint(strings.TrimSpace(b.readLines(p.Stdout()).next()), 10, 16)
+func (sb *testSandbox) web() uint16 {
+	p := sb.start(sandbox.Command{Args: sb.python(previewServer)})
+	port, err := strconv.ParseUint(strings.TrimSpace(sb.readLines(p.Stdout()).next()), 10, 16)
 	if err != nil {
-		b.Fatalf("the server inside does not say its port: %v", err)
+		sb.Fatalf("the server inside does not say its port: %v", err)
 	}
 	return uint16(port)
 }
 
 // preview requests a preview and checks that it has the requested properties.
-func (b *testSandbox) preview(port uint16, public bool) sandbox.Preview {
-	p, err := b.previewer().Preview(b.ctx, sandbox.PreviewRequest{Port: port, Public: public})
+func (sb *testSandbox) preview(port uint16, public bool) sandbox.Preview {
+	p, err := sb.previewer().Preview(sb.ctx, sandbox.PreviewRequest{Port: port, Public: public})
 	if err != nil {
-		b.Fatalf("Preview: %v", b.vet(err))
+		sb.Fatalf("Preview: %v", sb.vet(err))
 	}
 	if p.Port != port || p.Public != public || p.URL == "" || (p.Token == "") != public || (p.Header == "") != public {
-		b.Errorf("Preview of port %d, public %v: port %d, public %v, address %q, header %q, token: %v", port, public, p.Port, p.Public, p.URL, p.Header, p.Token != "")
+		sb.Errorf("Preview of port %d, public %v: port %d, public %v, address %q, header %q, token: %v", port, public, p.Port, p.Public, p.URL, p.Header, p.Token != "")
 	}
 	return p
 }
@@ -99,17 +99,17 @@ func (t *caseT) wantShown(when string, want bool, p sandbox.Preview, token strin
 }
 
 // wantPreviews checks the list of previews.
-func (b *testSandbox) wantPreviews(want ...sandbox.Preview) {
-	all, err := b.previewer().Previews(b.ctx)
+func (sb *testSandbox) wantPreviews(want ...sandbox.Preview) {
+	all, err := sb.previewer().Previews(sb.ctx)
 	if err != nil {
-		b.Fatalf("Previews: %v", b.vet(err))
+		sb.Fatalf("Previews: %v", sb.vet(err))
 	}
 	ok := len(all) == len(want)
 	for i := range want {
 		ok = ok && all[i] == sandbox.Preview{Port: want[i].Port, URL: want[i].URL, Public: want[i].Public}
 	}
 	if !ok {
-		b.Errorf("Previews: %d, want %d, with addresses and without tokens", len(all), len(want))
+		sb.Errorf("Previews: %d, want %d, with addresses and without tokens", len(all), len(want))
 	}
 }
 

@@ -11,32 +11,32 @@ import (
 )
 
 // cut disconnects from a command as a lost connection does.
-func (b *testSandbox) cut(p driver.Process) {
+func (sb *testSandbox) cut(p driver.Process) {
 	d, ok := driver.As[driver.Detacher](p)
 	if !ok {
-		b.Fatalf("rejoin is declared, but a process is no Detacher")
+		sb.Fatalf("rejoin is declared, but a process is no Detacher")
 	}
-	b.ok("Detach", d.Detach())
+	sb.ok("Detach", d.Detach())
 }
 
 // rejoin reconnects to a command.
-func (b *testSandbox) rejoin(id string, from driver.Cursor) (driver.Process, driver.Cursor) {
-	p, at, err := b.tryRejoin(id, from, false)
-	b.ok("Rejoin", err)
+func (sb *testSandbox) rejoin(id string, from driver.Cursor) (driver.Process, driver.Cursor) {
+	p, at, err := sb.tryRejoin(id, from, false)
+	sb.ok("Rejoin", err)
 	return p, at
 }
 
-func (b *testSandbox) tryRejoin(id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
-	r, ok := driver.As[driver.Rejoiner](b.inst)
+func (sb *testSandbox) tryRejoin(id string, from driver.Cursor, skip bool) (driver.Process, driver.Cursor, error) {
+	r, ok := driver.As[driver.Rejoiner](sb.inst)
 	if !ok {
-		b.Fatalf("rejoin is declared, but the instance is no Rejoiner")
+		sb.Fatalf("rejoin is declared, but the instance is no Rejoiner")
 	}
-	return r.Rejoin(b.ctx, id, from, skip)
+	return r.Rejoin(sb.ctx, id, from, skip)
 }
 
 // held starts a command that waits for its disconnected caller.
-func (b *testSandbox) held(script string, hold time.Duration) driver.Process {
-	return b.start(sandbox.Command{Args: []string{"sh", "-c", script}, Dir: b.dir, Stdin: true, Hold: hold})
+func (sb *testSandbox) held(script string, hold time.Duration) driver.Process {
+	return sb.start(sandbox.Command{Args: []string{"sh", "-c", script}, Dir: sb.dir, Stdin: true, Hold: hold})
 }
 
 // numbered returns the output of the scripts in these cases.
@@ -55,18 +55,18 @@ func writeNumbered(lines int) string {
 
 // hangsUp checks that a command whose caller is lost gets SIGHUP, so that it can
 // clean up, and that all its processes end with it.
-func (b *testSandbox) hangsUp(hold time.Duration) {
-	p := b.start(sandbox.Command{
+func (sb *testSandbox) hangsUp(hold time.Duration) {
+	p := sb.start(sandbox.Command{
 		Shell: `(trap "" HUP; exec sleep 1000) & trap "echo x >hup; exit 3" HUP; echo $!; wait`,
-		Dir:   b.dir, Hold: hold,
+		Dir:   sb.dir, Hold: hold,
 	})
-	child := b.readLines(p.Stdout()).next()
-	b.cut(p)
-	if exit := b.ended(p.Info().ID); exit.Code != 3 {
-		b.Errorf("a command that handles SIGHUP ended with %+v", exit)
+	child := sb.readLines(p.Stdout()).next()
+	sb.cut(p)
+	if exit := sb.ended(p.Info().ID); exit.Code != 3 {
+		sb.Errorf("a command that handles SIGHUP ended with %+v", exit)
 	}
-	b.mustSh("[ -e hup ]")
-	b.diesToo(child)
+	sb.mustSh("[ -e hup ]")
+	sb.diesToo(child)
 }
 
 var rejoinCases = []testCase{

@@ -209,13 +209,13 @@ var concurrencyCases = []testCase{
 
 // runOnce runs one command; any goroutine may call it. It returns an error,
 // too, if the command was killed with its sandbox.
-func (b *testSandbox) runOnce() error {
-	p, err := b.inst.Exec(b.ctx, &sandbox.Command{Args: []string{"echo", "x"}})
+func (sb *testSandbox) runOnce() error {
+	p, err := sb.inst.Exec(sb.ctx, &sandbox.Command{Args: []string{"echo", "x"}})
 	if err != nil {
 		return err
 	}
 	defer p.Close()
-	_, err = collect(b.ctx, p)
+	_, err = collect(sb.ctx, p)
 	return err
 }
 

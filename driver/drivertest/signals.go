@@ -19,14 +19,14 @@ const (
 
 // startFamily starts a command with a child that could outlive it, and returns
 // the child's PID.
-func (b *testSandbox) startFamily(cmd sandbox.Command) (driver.Process, string) {
+func (sb *testSandbox) startFamily(cmd sandbox.Command) (driver.Process, string) {
 	cmd.Args = []string{"sh", "-c", "sleep 1000 & echo $!; sleep 1000"}
-	p := b.start(cmd)
-	return p, b.readLines(p.Stdout()).next()
+	p := sb.start(cmd)
+	return p, sb.readLines(p.Stdout()).next()
 }
 
-func (b *testSandbox) diesToo(child string) {
-	b.eventually("the end of a child", func() bool { return !b.alive(child) })
+func (sb *testSandbox) diesToo(child string) {
+	sb.eventually("the end of a child", func() bool { return !sb.alive(child) })
 }
 
 var signalCases = []testCase{

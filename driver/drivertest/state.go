@@ -12,59 +12,59 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-func (b *testSandbox) pause() error {
-	p, ok := driver.As[driver.Pauser](b.inst)
+func (sb *testSandbox) pause() error {
+	p, ok := driver.As[driver.Pauser](sb.inst)
 	if !ok {
-		b.Fatalf("pause is declared, but the instance is no Pauser")
+		sb.Fatalf("pause is declared, but the instance is no Pauser")
 	}
-	return p.Pause(b.ctx)
+	return p.Pause(sb.ctx)
 }
 
-func (b *testSandbox) resume() error {
-	p, _ := driver.As[driver.Pauser](b.inst)
-	return p.Resume(b.ctx)
+func (sb *testSandbox) resume() error {
+	p, _ := driver.As[driver.Pauser](sb.inst)
+	return p.Resume(sb.ctx)
 }
 
 // snapshot takes a snapshot that is removed at the end of the case.
-func (b *testSandbox) snapshot(opts driver.SnapshotOptions) driver.SnapshotRef {
-	return b.fullSnapshot(opts).Ref
+func (sb *testSandbox) snapshot(opts driver.SnapshotOptions) driver.SnapshotRef {
+	return sb.fullSnapshot(opts).Ref
 }
 
-func (b *testSandbox) fullSnapshot(opts driver.SnapshotOptions) driver.Snapshot {
+func (sb *testSandbox) fullSnapshot(opts driver.SnapshotOptions) driver.Snapshot {
 	if opts.ID == "" {
 		opts.ID = newSnapshotID()
 	}
-	resting := b.snapshotsAtRest() && !opts.Stop
+	resting := sb.snapshotsAtRest() && !opts.Stop
 	opts.Stop = opts.Stop || resting
-	s, err := b.trySnapshot(opts)
-	b.ok("Snapshot", err)
+	s, err := sb.trySnapshot(opts)
+	sb.ok("Snapshot", err)
 	if kind := kindOf(opts); s.Ref.Kind != kind || s.Engine == "" || s.Size <= 0 {
-		b.Errorf("Snapshot describes a snapshot of kind %s as %+v", kind, s)
+		sb.Errorf("Snapshot describes a snapshot of kind %s as %+v", kind, s)
 	}
-	b.removeLater(s.Ref)
+	sb.removeLater(s.Ref)
 	if resting {
-		b.succeed(s.Ref)
+		sb.succeed(s.Ref)
 	}
 	return s
 }
 
 // snapshotsAtRest reports whether the provider can take snapshots only of sandboxes at
 // rest.
-func (b *testSandbox) snapshotsAtRest() bool {
-	_, rests := driver.As[driver.RestingSnapshotter](b.inst)
+func (sb *testSandbox) snapshotsAtRest() bool {
+	_, rests := driver.As[driver.RestingSnapshotter](sb.inst)
 	return rests
 }
 
 // succeed continues a sandbox that a snapshot ended as a copy of itself.
-func (b *testSandbox) succeed(ref driver.SnapshotRef) {
-	heir, _ := b.restore(ref, func(s *sandbox.Spec) {
-		if b.spec != nil {
+func (sb *testSandbox) succeed(ref driver.SnapshotRef) {
+	heir, _ := sb.restore(ref, func(s *sandbox.Spec) {
+		if sb.spec != nil {
 			id, name := s.ID, s.Name
-			*s = *b.spec
+			*s = *sb.spec
 			s.ID, s.Name = id, name
 		}
 	})
-	b.inst = heir.inst
+	sb.inst = heir.inst
 }
 
 func kindOf(opts driver.SnapshotOptions) driver.SnapshotKind {
@@ -74,15 +74,15 @@ func kindOf(opts driver.SnapshotOptions) driver.SnapshotKind {
 	return driver.SnapshotFilesystem
 }
 
-func (b *testSandbox) trySnapshot(opts driver.SnapshotOptions) (driver.Snapshot, error) {
+func (sb *testSandbox) trySnapshot(opts driver.SnapshotOptions) (driver.Snapshot, error) {
 	if opts.ID == "" {
 		opts.ID = newSnapshotID()
 	}
-	s, ok := driver.As[driver.Snapshotter](b.inst)
+	s, ok := driver.As[driver.Snapshotter](sb.inst)
 	if !ok {
-		b.Fatalf("snapshot is declared, but the instance is no Snapshotter")
+		sb.Fatalf("snapshot is declared, but the instance is no Snapshotter")
 	}
-	return s.Snapshot(b.ctx, opts)
+	return s.Snapshot(sb.ctx, opts)
 }
 
 // restore restores a sandbox and destroys it afterwards.
@@ -122,10 +122,10 @@ func (t *caseT) refusesRestore(what string, ref driver.SnapshotRef, codes ...san
 const counter = `n=0; while read -r line; do n=$((n + 1)); echo "$line $n"; done`
 
 // count sends a line to a counter and checks the answer.
-func (b *testSandbox) count(p driver.Process, out *lines, word string, want int) {
-	b.send(p, word+"\n")
+func (sb *testSandbox) count(p driver.Process, out *lines, word string, want int) {
+	sb.send(p, word+"\n")
 	if got := out.next(); got != word+" "+strconv.Itoa(want) {
-		b.Errorf("it answers %q and not %q", got, word+" "+strconv.Itoa(want))
+		sb.Errorf("it answers %q and not %q", got, word+" "+strconv.Itoa(want))
 	}
 }
 
@@ -514,15 +514,15 @@ var forkCases = []testCase{
 }
 
 // reconnect finds a background command in a copy of its sandbox.
-func (b *testSandbox) reconnect(id string) driver.Process {
-	m, ok := driver.As[driver.ProcessManager](b.inst)
+func (sb *testSandbox) reconnect(id string) driver.Process {
+	m, ok := driver.As[driver.ProcessManager](sb.inst)
 	if !ok {
-		b.Fatalf("memory is declared without processes")
+		sb.Fatalf("memory is declared without processes")
 	}
-	p, err := m.Reconnect(b.ctx, id)
+	p, err := m.Reconnect(sb.ctx, id)
 	if err != nil {
-		b.Fatalf("Reconnect in the copy: %v", b.vet(err))
+		sb.Fatalf("Reconnect in the copy: %v", sb.vet(err))
 	}
-	b.Cleanup(func(context.Context) { _ = p.Close() })
+	sb.Cleanup(func(context.Context) { _ = p.Close() })
 	return p
 }

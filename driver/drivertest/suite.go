@@ -349,12 +349,12 @@ func (t *caseT) Fatalf(format string, args ...any) {
 
 // python returns the command that runs a program for python3, or ends the case
 // as skipped if the sandbox's image has none.
-func (b *testSandbox) python(program string) []string {
-	if b.argv("sh", "-c", "command -v python3").exit.Code != 0 {
-		b.Logf("needs python3: the sandbox's image has none")
-		b.mu.Lock()
-		b.skipped = true
-		b.mu.Unlock()
+func (sb *testSandbox) python(program string) []string {
+	if sb.argv("sh", "-c", "command -v python3").exit.Code != 0 {
+		sb.Logf("needs python3: the sandbox's image has none")
+		sb.mu.Lock()
+		sb.skipped = true
+		sb.mu.Unlock()
 		runtime.Goexit()
 	}
 	return []string{"python3", "-c", program}

@@ -78,11 +78,11 @@ func (t *caseT) sandbox() *testSandbox {
 // removeDir removes the case's directory, because not every provider gives each
 // sandbox a /tmp of its own. The sandbox of a failed case is destroyed instead.
 // It ignores errors: no promise is tested here.
-func (b *testSandbox) removeDir(ctx context.Context) {
-	if b.hasFailed() {
+func (sb *testSandbox) removeDir(ctx context.Context) {
+	if sb.hasFailed() {
 		return
 	}
-	p, err := b.inst.Exec(ctx, &sandbox.Command{Args: []string{"rm", "-rf", b.dir}})
+	p, err := sb.inst.Exec(ctx, &sandbox.Command{Args: []string{"rm", "-rf", sb.dir}})
 	if err != nil {
 		return
 	}
@@ -91,7 +91,7 @@ func (b *testSandbox) removeDir(ctx context.Context) {
 }
 
 // path names a file in the case's directory.
-func (b *testSandbox) path(name string) string { return b.dir + "/" + name }
+func (sb *testSandbox) path(name string) string { return sb.dir + "/" + name }
 
 // result is the output and exit of a finished command.
 type result struct {
@@ -112,44 +112,44 @@ func clip(s string) string {
 }
 
 // start starts a command that is closed at the end of the case.
-func (b *testSandbox) start(cmd sandbox.Command) driver.Process {
-	p, err := b.inst.Exec(b.ctx, &cmd)
+func (sb *testSandbox) start(cmd sandbox.Command) driver.Process {
+	p, err := sb.inst.Exec(sb.ctx, &cmd)
 	if err != nil {
-		b.Fatalf("Exec: %v", b.vet(err))
+		sb.Fatalf("Exec: %v", sb.vet(err))
 	}
-	b.Cleanup(func(context.Context) {
+	sb.Cleanup(func(context.Context) {
 		if err := p.Close(); err != nil {
-			b.Errorf("Process.Close: %v", b.vet(err))
+			sb.Errorf("Process.Close: %v", sb.vet(err))
 		}
 	})
 	return p
 }
 
 // run runs a command to its end without input.
-func (b *testSandbox) run(cmd sandbox.Command) result { return b.finish(b.start(cmd)) }
+func (sb *testSandbox) run(cmd sandbox.Command) result { return sb.finish(sb.start(cmd)) }
 
 // argv runs a program.
-func (b *testSandbox) argv(args ...string) result { return b.run(sandbox.Command{Args: args}) }
+func (sb *testSandbox) argv(args ...string) result { return sb.run(sandbox.Command{Args: args}) }
 
 // sh runs a script with positional parameters in the case's directory.
-func (b *testSandbox) sh(script string, args ...string) result {
-	return b.run(sandbox.Command{Args: append([]string{"sh", "-c", script, "sh"}, args...), Dir: b.dir})
+func (sb *testSandbox) sh(script string, args ...string) result {
+	return sb.run(sandbox.Command{Args: append([]string{"sh", "-c", script, "sh"}, args...), Dir: sb.dir})
 }
 
 // mustSh runs a script that must succeed.
-func (b *testSandbox) mustSh(script string, args ...string) string {
-	r := b.sh(script, args...)
+func (sb *testSandbox) mustSh(script string, args ...string) string {
+	r := sb.sh(script, args...)
 	if r.exit.Code != 0 {
-		b.Fatalf("%s: %v", script, r)
+		sb.Fatalf("%s: %v", script, r)
 	}
 	return r.stdout
 }
 
 // finish reads a command's output and waits for its end.
-func (b *testSandbox) finish(p driver.Process) result {
-	r, err := collect(b.ctx, p)
+func (sb *testSandbox) finish(p driver.Process) result {
+	r, err := collect(sb.ctx, p)
 	if err != nil {
-		b.Fatalf("command: %v", b.vet(err))
+		sb.Fatalf("command: %v", sb.vet(err))
 	}
 	return r
 }
@@ -206,10 +206,10 @@ func readAll(r io.Reader) ([]byte, error) {
 }
 
 // wait waits for a command and ignores its output.
-func (b *testSandbox) wait(p driver.Process) sandbox.Exit {
-	exit, err := p.Wait(b.ctx)
+func (sb *testSandbox) wait(p driver.Process) sandbox.Exit {
+	exit, err := p.Wait(sb.ctx)
 	if err != nil {
-		b.Fatalf("Process.Wait: %v", b.vet(err))
+		sb.Fatalf("Process.Wait: %v", sb.vet(err))
 	}
 	return exit
 }
@@ -317,16 +317,16 @@ func (t *caseT) eventually(what string, cond func() bool) {
 }
 
 // alive reports whether a process of the sandbox runs. A zombie does not count.
-func (b *testSandbox) alive(pid string) bool {
-	r := b.sh(`kill -0 "$1" 2>/dev/null || exit 1
+func (sb *testSandbox) alive(pid string) bool {
+	r := sb.sh(`kill -0 "$1" 2>/dev/null || exit 1
 if [ -r "/proc/$1/stat" ]; then read -r a b c d <"/proc/$1/stat"; [ "$c" != Z ]; fi`, pid)
 	return r.exit.Code == 0
 }
 
 // send writes to a command's standard input.
-func (b *testSandbox) send(p driver.Process, s string) {
+func (sb *testSandbox) send(p driver.Process, s string) {
 	if _, err := io.Copy(p.Stdin(), strings.NewReader(s)); err != nil {
-		b.Fatalf("writing standard input: %v", err)
+		sb.Fatalf("writing standard input: %v", err)
 	}
 }
 

@@ -48,9 +48,9 @@ func (t *caseT) heirlooms() []byte {
 }
 
 // inventory describes a tree by exporting it.
-func (b *testSandbox) inventory(p string) []string {
+func (sb *testSandbox) inventory(p string) []string {
 	var all []string
-	for _, m := range b.export(p, driver.ExportOptions{}) {
+	for _, m := range sb.export(p, driver.ExportOptions{}) {
 		var attrs []string
 		for name, value := range m.PAXRecords {
 			if strings.HasPrefix(name, "SCHILY.xattr.") {

@@ -15,20 +15,20 @@ type watch struct {
 	cancel func()
 }
 
-func (b *testSandbox) watch(name string, recursive bool) *watch {
-	w, ok := driver.As[driver.Watcher](b.inst)
+func (sb *testSandbox) watch(name string, recursive bool) *watch {
+	w, ok := driver.As[driver.Watcher](sb.inst)
 	if !ok {
-		b.Fatalf("watch is declared, but the instance is no Watcher")
+		sb.Fatalf("watch is declared, but the instance is no Watcher")
 	}
-	ctx, cancel := context.WithCancel(b.ctx)
-	b.Cleanup(func(context.Context) { cancel() })
-	p := b.dir
+	ctx, cancel := context.WithCancel(sb.ctx)
+	sb.Cleanup(func(context.Context) { cancel() })
+	p := sb.dir
 	if name != "" {
-		p = b.path(name)
+		p = sb.path(name)
 	}
 	events, err := w.Watch(ctx, p, recursive)
-	b.ok("Watch", err)
-	return &watch{b, events, cancel}
+	sb.ok("Watch", err)
+	return &watch{sb, events, cancel}
 }
 
 // next returns the next event.

@@ -26,13 +26,13 @@ type toldSandbox struct {
 
 var _ driver.Watcher = (*toldSandbox)(nil)
 
-func (b *toldSandbox) Files() Files { return b }
+func (s *toldSandbox) Files() Files { return s }
 
-func (b *toldSandbox) Watch(ctx context.Context, p string, recursive bool) (<-chan sandbox.FileEvent, error) {
+func (s *toldSandbox) Watch(ctx context.Context, p string, recursive bool) (<-chan sandbox.FileEvent, error) {
 	if !recursive {
 		return nil, errors.New("is not recursive")
 	}
-	b.watched <- p
+	s.watched <- p
 	out := make(chan sandbox.FileEvent)
 	go func() {
 		defer close(out)
@@ -40,7 +40,7 @@ func (b *toldSandbox) Watch(ctx context.Context, p string, recursive bool) (<-ch
 			select {
 			case <-ctx.Done():
 				return
-			case e, more := <-b.changes:
+			case e, more := <-s.changes:
 				if !more {
 					return
 				}

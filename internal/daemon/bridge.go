@@ -59,7 +59,7 @@ func (d *Daemon) bridgeServices() bridgeapi.Services {
 // bridgeSandbox adapts a sandbox to the bridge API.
 type bridgeSandbox struct{ *exec.Handle }
 
-func (b bridgeSandbox) Files() bridgeapi.Files { return b.Sandbox.Files() }
+func (s bridgeSandbox) Files() bridgeapi.Files { return s.Sandbox.Files() }
 
 func (d *Daemon) openForBridge(ctx context.Context, ref string) (bridgeapi.Sandbox, error) {
 	b, err := d.services.Exec.Open(ctx, ref)

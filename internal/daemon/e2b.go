@@ -262,7 +262,7 @@ func (c e2bCode) Dial(ctx context.Context, id sandbox.ID, account func(context.C
 // e2bSandbox adapts a sandbox to the E2B API.
 type e2bSandbox struct{ *exec.Handle }
 
-func (b e2bSandbox) Files() e2bapi.Files { return b.Sandbox.Files() }
+func (s e2bSandbox) Files() e2bapi.Files { return s.Sandbox.Files() }
 
 func (d *Daemon) openForE2B(ctx context.Context, ref string) (e2bapi.Sandbox, error) {
 	b, err := d.services.Exec.Open(ctx, ref)

@@ -85,7 +85,7 @@ func (p published) Published(ctx context.Context) ([]sandbox.Publication, error)
 // apiSandbox adapts a sandbox to the API.
 type apiSandbox struct{ *exec.Handle }
 
-func (b apiSandbox) Files() api.Files { return b.Sandbox.Files() }
+func (s apiSandbox) Files() api.Files { return s.Sandbox.Files() }
 
 func (p processes) Open(ctx context.Context, ref string) (api.Sandbox, error) {
 	b, err := p.Service.Open(ctx, ref)

@@ -23,15 +23,15 @@ import (
 // codeSandbox adapts a sandbox to the code interpreter.
 type codeSandbox struct{ *exec.Handle }
 
-func (b codeSandbox) Write(ctx context.Context, path string, content io.Reader, opts driver.WriteOptions) error {
-	_, err := b.Files().Write(ctx, path, content, opts)
+func (s codeSandbox) Write(ctx context.Context, path string, content io.Reader, opts driver.WriteOptions) error {
+	_, err := s.Files().Write(ctx, path, content, opts)
 	return err
 }
 
 // sourceSandbox adapts a sandbox to the services for source code.
 type sourceSandbox struct{ *exec.Handle }
 
-func (b sourceSandbox) Files() code.Files { return b.Sandbox.Files() }
+func (s sourceSandbox) Files() code.Files { return s.Sandbox.Files() }
 
 // openView opens the streams for viewers, and the desktop and the code
 // interpreter of sandboxes. It needs the other services.

@@ -35,47 +35,47 @@ func newScriptedProvider() *scriptedProvider {
 	return &scriptedProvider{alive: map[sandbox.ID]*scriptedSandbox{}, fail: map[string]error{}}
 }
 
-func (b *scriptedProvider) enter(method string) error {
-	if b.before != nil {
-		b.before(method)
+func (p *scriptedProvider) enter(method string) error {
+	if p.before != nil {
+		p.before(method)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.fail[method]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.fail[method]
 }
 
-func (b *scriptedProvider) Probe(context.Context) (driver.Facts, error) {
+func (p *scriptedProvider) Probe(context.Context) (driver.Facts, error) {
 	facts := driver.Facts{Provider: "scripted", Available: true}
-	facts.Capabilities.Reattach, facts.Capabilities.Images = !b.plain, !b.noImages
+	facts.Capabilities.Reattach, facts.Capabilities.Images = !p.plain, !p.noImages
 	facts.Limits = map[string]driver.Limit{}
 	for _, name := range []string{"cpus", "memory", "disk", "pids", "lifetime"} {
-		facts.Limits[name] = driver.Limit{Holds: !b.loose && !b.fixed, Why: "nothing limits it", Fixed: b.fixed}
+		facts.Limits[name] = driver.Limit{Holds: !p.loose && !p.fixed, Why: "nothing limits it", Fixed: p.fixed}
 	}
-	return facts, b.enter("probe")
+	return facts, p.enter("probe")
 }
 
-func (b *scriptedProvider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
-	if err := b.enter("create"); err != nil {
+func (p *scriptedProvider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Instance, error) {
+	if err := p.enter("create"); err != nil {
 		return nil, err
 	}
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.made = append(b.made, *spec)
-	x := &scriptedSandbox{p: b, id: spec.ID, labels: spec.Labels, state: sandbox.Running}
-	b.alive[spec.ID] = x
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.made = append(p.made, *spec)
+	x := &scriptedSandbox{p: p, id: spec.ID, labels: spec.Labels, state: sandbox.Running}
+	p.alive[spec.ID] = x
 	return x.instance(), nil
 }
 
-func (b *scriptedProvider) Attach(_ context.Context, id sandbox.ID) (driver.Instance, error) {
-	if err := b.enter("attach"); err != nil {
+func (p *scriptedProvider) Attach(_ context.Context, id sandbox.ID) (driver.Instance, error) {
+	if err := p.enter("attach"); err != nil {
 		return nil, err
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	x, ok := b.alive[id]
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	x, ok := p.alive[id]
 	if !ok {
 		return nil, errGone
 	}
@@ -84,26 +84,26 @@ func (b *scriptedProvider) Attach(_ context.Context, id sandbox.ID) (driver.Inst
 
 var errGone = errors.New("it is gone")
 
-func (b *scriptedProvider) List(context.Context) iter.Seq2[driver.Found, error] {
+func (p *scriptedProvider) List(context.Context) iter.Seq2[driver.Found, error] {
 	return func(yield func(driver.Found, error) bool) {
-		b.mu.Lock()
+		p.mu.Lock()
 		var found []driver.Found
-		for id, x := range b.alive {
+		for id, x := range p.alive {
 			found = append(found, driver.Found{ID: id, State: x.state, Labels: x.labels, Created: time.Unix(int64(len(found)), 0)})
 		}
-		b.mu.Unlock()
+		p.mu.Unlock()
 		for _, f := range found {
 			if !yield(f, nil) {
 				return
 			}
 		}
-		if err := b.enter("list"); err != nil {
+		if err := p.enter("list"); err != nil {
 			yield(driver.Found{}, err)
 		}
 	}
 }
 
-func (b *scriptedProvider) ErrorCode(err error) sandbox.Code {
+func (p *scriptedProvider) ErrorCode(err error) sandbox.Code {
 	switch {
 	case errors.Is(err, errKnown):
 		return sandbox.CodeExhausted
@@ -113,12 +113,12 @@ func (b *scriptedProvider) ErrorCode(err error) sandbox.Code {
 	return ""
 }
 
-func (b *scriptedProvider) Close() error { return nil }
+func (p *scriptedProvider) Close() error { return nil }
 
-func (b *scriptedProvider) count() int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return len(b.alive)
+func (p *scriptedProvider) count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.alive)
 }
 
 type scriptedSandbox struct {

@@ -221,13 +221,13 @@ func main() {
 }
 
 // put writes a program into a sandbox.
-func (b *rigSandbox) put(path string, content []byte) {
-	b.r.tb.Helper()
-	files, ok := driver.As[driver.FileSystem](b.in)
+func (s *rigSandbox) put(path string, content []byte) {
+	s.r.tb.Helper()
+	files, ok := driver.As[driver.FileSystem](s.in)
 	if !ok {
-		b.r.tb.Fatal("there is no file system")
+		s.r.tb.Fatal("there is no file system")
 	}
-	if _, err := files.Write(b.r.tb.Context(), path, bytes.NewReader(content), driver.WriteOptions{Mode: 0o755}); err != nil {
-		b.r.tb.Fatal(err)
+	if _, err := files.Write(s.r.tb.Context(), path, bytes.NewReader(content), driver.WriteOptions{Mode: 0o755}); err != nil {
+		s.r.tb.Fatal(err)
 	}
 }

@@ -52,25 +52,25 @@ func (r *rig) lineage(id sandbox.ID, p gateway.Policy) *rigSandbox {
 }
 
 // loaded makes the program with loaded certificates send its request.
-func (b *rigSandbox) loaded() string {
-	b.r.tb.Helper()
-	out, _ := b.sh("touch /tmp/go; while ! [ -e /tmp/got ]; do sleep 0.05; done; cat /tmp/got")
+func (s *rigSandbox) loaded() string {
+	s.r.tb.Helper()
+	out, _ := s.sh("touch /tmp/go; while ! [ -e /tmp/got ]; do sleep 0.05; done; cat /tmp/got")
 	return out
 }
 
 // anew makes the request with a program that loads its certificates now.
-func (b *rigSandbox) anew() string {
-	b.r.tb.Helper()
-	out, _ := b.sh("curl -sS --max-time 20 https://api.test/v1/anew")
+func (s *rigSandbox) anew() string {
+	s.r.tb.Helper()
+	out, _ := s.sh("curl -sS --max-time 20 https://api.test/v1/anew")
 	return out
 }
 
-func (b *rigSandbox) snapshot(opts driver.SnapshotOptions) driver.SnapshotRef {
-	b.r.tb.Helper()
+func (s *rigSandbox) snapshot(opts driver.SnapshotOptions) driver.SnapshotRef {
+	s.r.tb.Helper()
 	opts.ID = "sn-" + strings.ToLower(rand.Text())
-	snap, err := b.in.(driver.Snapshotter).Snapshot(b.r.tb.Context(), opts)
+	snap, err := s.in.(driver.Snapshotter).Snapshot(s.r.tb.Context(), opts)
 	if err != nil {
-		b.r.tb.Fatal(err)
+		s.r.tb.Fatal(err)
 	}
 	return snap.Ref
 }

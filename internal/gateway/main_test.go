@@ -216,13 +216,13 @@ type rigSandbox struct {
 }
 
 // sh runs a script inside and returns what it wrote, and its exit code.
-func (b *rigSandbox) sh(script string) (string, int) {
-	b.r.tb.Helper()
+func (s *rigSandbox) sh(script string) (string, int) {
+	s.r.tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
-	p, err := b.in.Exec(ctx, &sandbox.Command{Args: []string{"sh", "-c", script}, Timeout: 50 * time.Second})
+	p, err := s.in.Exec(ctx, &sandbox.Command{Args: []string{"sh", "-c", script}, Timeout: 50 * time.Second})
 	if err != nil {
-		b.r.tb.Fatal(err)
+		s.r.tb.Fatal(err)
 	}
 	defer p.Close()
 	var out, errs bytes.Buffer
@@ -231,7 +231,7 @@ func (b *rigSandbox) sh(script string) (string, int) {
 	reading.Go(func() { _, _ = io.Copy(&errs, p.Stderr()) })
 	exit, err := p.Wait(ctx)
 	if err != nil {
-		b.r.tb.Fatal(err)
+		s.r.tb.Fatal(err)
 	}
 	reading.Wait()
 	return out.String() + errs.String(), exit.Code
@@ -239,17 +239,17 @@ func (b *rigSandbox) sh(script string) (string, int) {
 
 // background runs a script inside and returns when it has said that it is ready.
 // It ends when its input does.
-func (b *rigSandbox) background(script string) driver.Process {
-	b.r.tb.Helper()
-	p, err := b.in.Exec(context.Background(), &sandbox.Command{Args: []string{"sh", "-c", script}, Stdin: true})
+func (s *rigSandbox) background(script string) driver.Process {
+	s.r.tb.Helper()
+	p, err := s.in.Exec(context.Background(), &sandbox.Command{Args: []string{"sh", "-c", script}, Stdin: true})
 	if err != nil {
-		b.r.tb.Fatal(err)
+		s.r.tb.Fatal(err)
 	}
-	b.r.tb.Cleanup(func() { p.Close() })
+	s.r.tb.Cleanup(func() { p.Close() })
 	out := bufio.NewReader(p.Stdout())
 	if line, err := out.ReadString('\n'); strings.TrimSpace(line) != "ready" {
 		rest, _ := io.ReadAll(io.LimitReader(out, 2048))
-		b.r.tb.Fatalf("%q %v %s", line, err, rest)
+		s.r.tb.Fatalf("%q %v %s", line, err, rest)
 	}
 	return p
 }

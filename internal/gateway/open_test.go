@@ -27,8 +27,8 @@ for i in range(1, 100):
 `
 
 // ask makes the talker of a sandbox send something.
-func (b *rigSandbox) ask(number int) string {
-	out, _ := b.sh(fmt.Sprintf("touch /tmp/ask.%[1]d; while ! [ -e /tmp/answer.%[1]d ]; do sleep 0.02; done; cat /tmp/answer.%[1]d", number))
+func (s *rigSandbox) ask(number int) string {
+	out, _ := s.sh(fmt.Sprintf("touch /tmp/ask.%[1]d; while ! [ -e /tmp/answer.%[1]d ]; do sleep 0.02; done; cat /tmp/answer.%[1]d", number))
 	return out
 }
 

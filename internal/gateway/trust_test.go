@@ -109,16 +109,16 @@ func imageOf(tb testing.TB, files map[string][]byte) string {
 }
 
 // read returns a file of a sandbox.
-func (b *rigSandbox) read(path string) []byte {
-	b.r.tb.Helper()
-	r, _, err := b.in.(driver.FileSystem).Read(b.r.tb.Context(), path, driver.ReadOptions{})
+func (s *rigSandbox) read(path string) []byte {
+	s.r.tb.Helper()
+	r, _, err := s.in.(driver.FileSystem).Read(s.r.tb.Context(), path, driver.ReadOptions{})
 	if err != nil {
-		b.r.tb.Fatal(err)
+		s.r.tb.Fatal(err)
 	}
 	defer r.Close()
 	data, err := io.ReadAll(r)
 	if err != nil {
-		b.r.tb.Fatal(err)
+		s.r.tb.Fatal(err)
 	}
 	return data
 }

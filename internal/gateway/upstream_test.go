@@ -14,11 +14,11 @@ import (
 )
 
 // want runs scripts, each of which must print something.
-func (b *rigSandbox) want(scripts map[string]string) {
-	b.r.tb.Helper()
+func (s *rigSandbox) want(scripts map[string]string) {
+	s.r.tb.Helper()
 	for script, want := range scripts {
-		if out, _ := b.sh(script); !strings.Contains(out, want) {
-			b.r.tb.Errorf("%s: %q lacks %q", script, out, want)
+		if out, _ := s.sh(script); !strings.Contains(out, want) {
+			s.r.tb.Errorf("%s: %q lacks %q", script, out, want)
 		}
 	}
 }

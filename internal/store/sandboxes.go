@@ -42,10 +42,10 @@ type Sandbox struct {
 }
 
 // Info returns the sandbox as callers see it.
-func (b *Sandbox) Info() sandbox.Sandbox {
-	s := b.Sandbox
-	s.Main, s.Ports = b.Spec.Main, b.Spec.Ports
-	s.Pause, s.Wakes, s.Left, s.Lifetime = b.Rest.Pause, b.Rest.Wakes, b.Rest.Left, b.Spec.Lifetime
+func (sb *Sandbox) Info() sandbox.Sandbox {
+	s := sb.Sandbox
+	s.Main, s.Ports = sb.Spec.Main, sb.Spec.Ports
+	s.Pause, s.Wakes, s.Left, s.Lifetime = sb.Rest.Pause, sb.Rest.Wakes, sb.Rest.Left, sb.Spec.Lifetime
 	return s
 }
 
@@ -73,12 +73,12 @@ type Rest struct {
 
 // holds reports whether the processors and memory of a sandbox in its state
 // count. It matches [holding].
-func (b *Sandbox) holds() bool {
-	switch b.State {
+func (sb *Sandbox) holds() bool {
+	switch sb.State {
 	case sandbox.Stopped, sandbox.Failed, sandbox.Gone:
 		return false
 	}
-	return b.Rest.Pause != sandbox.PauseDisk
+	return sb.Rest.Pause != sandbox.PauseDisk
 }
 
 // sandboxColumns are all columns of a sandbox; listings read summaryColumns.

@@ -14,7 +14,7 @@ const ofSession = -1
 
 // runs reports whether the time of a sandbox in its state is counted: while it
 // may use processors or memory, which a lost sandbox may.
-func (b *Sandbox) runs() bool { return b.State != sandbox.Creating && b.holds() }
+func (sb *Sandbox) runs() bool { return sb.State != sandbox.Creating && sb.holds() }
 
 // meter decides since when the time of a sandbox is counted after a change. It
 // returns the time that ends with the change, which is counted with the labels

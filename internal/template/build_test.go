@@ -132,42 +132,42 @@ type worldSandbox struct {
 	wrote map[string]string
 }
 
-func (b *worldSandbox) Close(context.Context) error {
-	b.w.mu.Lock()
-	defer b.w.mu.Unlock()
-	b.w.open--
+func (s *worldSandbox) Close(context.Context) error {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	s.w.open--
 	return nil
 }
 
-func (b *worldSandbox) ReadFile(_ context.Context, name string, _ int64) ([]byte, error) {
-	return []byte(b.image.files[strings.TrimPrefix(name, "/")]), nil
+func (s *worldSandbox) ReadFile(_ context.Context, name string, _ int64) ([]byte, error) {
+	return []byte(s.image.files[strings.TrimPrefix(name, "/")]), nil
 }
 
-func (b *worldSandbox) Exec(_ context.Context, cmd sandbox.Command, out io.Writer) (sandbox.Exit, error) {
-	b.w.mu.Lock()
-	defer b.w.mu.Unlock()
-	b.w.ran = append(b.w.ran, cmd.Shell)
+func (s *worldSandbox) Exec(_ context.Context, cmd sandbox.Command, out io.Writer) (sandbox.Exit, error) {
+	s.w.mu.Lock()
+	defer s.w.mu.Unlock()
+	s.w.ran = append(s.w.ran, cmd.Shell)
 	fmt.Fprintf(out, "ran %s", cmd.Shell)
 	for _, word := range strings.Fields(cmd.Shell) {
-		if name, ok := strings.CutPrefix(word, "?"); ok && b.image.files[name] == "" || word == "fail" {
+		if name, ok := strings.CutPrefix(word, "?"); ok && s.image.files[name] == "" || word == "fail" {
 			return sandbox.Exit{Code: 1, Reason: sandbox.ReasonExited}, nil
 		}
 		if name, ok := strings.CutPrefix(word, "-"); ok {
-			b.wrote[".wh."+name] = ""
+			s.wrote[".wh."+name] = ""
 		} else if name, content, ok := strings.Cut(word, "="); ok {
-			b.wrote[name] = content + cmd.Env["ARG"]
+			s.wrote[name] = content + cmd.Env["ARG"]
 		}
 	}
 	return sandbox.Exit{Reason: sandbox.ReasonExited}, nil
 }
 
-func (b *worldSandbox) Diff(_ context.Context, out io.Writer) error {
+func (s *worldSandbox) Diff(_ context.Context, out io.Writer) error {
 	t := tar.NewWriter(out)
-	for _, name := range slices.Sorted(maps.Keys(b.wrote)) {
-		if err := t.WriteHeader(&tar.Header{Name: name, Size: int64(len(b.wrote[name])), Mode: 0o644}); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(s.wrote)) {
+		if err := t.WriteHeader(&tar.Header{Name: name, Size: int64(len(s.wrote[name])), Mode: 0o644}); err != nil {
 			return err
 		}
-		if _, err := io.WriteString(t, b.wrote[name]); err != nil {
+		if _, err := io.WriteString(t, s.wrote[name]); err != nil {
 			return err
 		}
 	}

@@ -109,12 +109,12 @@ var states = hosted.States{
 // describe converts the service's description of a sandbox. Labels of a spec are
 // not sent to the service. The end of a lifetime is that of Atoll, which may be
 // earlier.
-func (b apiSandbox) describe() hosted.Sandbox {
-	d := hosted.Sandbox{ID: b.Metadata.Name, Status: b.Status, State: states.Of(b.Status), Created: b.Metadata.Created}
-	if b.Metadata.URL != "" {
-		d.Access = b.Metadata.URL
+func (s apiSandbox) describe() hosted.Sandbox {
+	d := hosted.Sandbox{ID: s.Metadata.Name, Status: s.Status, State: states.Of(s.Status), Created: s.Metadata.Created}
+	if s.Metadata.URL != "" {
+		d.Access = s.Metadata.URL
 	}
-	d = hosted.Marked(d, b.Metadata.Labels)
+	d = hosted.Marked(d, s.Metadata.Labels)
 	d.Labels = nil
 	return d
 }

@@ -86,8 +86,8 @@ const names = hosted.Names("-")
 
 // describe converts the service's description of a sandbox. The record knows its
 // end exactly, so that is not taken from the service.
-func (b apiSandbox) describe() hosted.Sandbox {
-	return hosted.Marked(hosted.Sandbox{ID: b.ID, Status: b.State, State: states.Of(b.State), Created: b.Created, Access: b.Toolbox}, b.Labels)
+func (s apiSandbox) describe() hosted.Sandbox {
+	return hosted.Marked(hosted.Sandbox{ID: s.ID, Status: s.State, State: states.Of(s.State), Created: s.Created, Access: s.Toolbox}, s.Labels)
 }
 
 // get returns a sandbox by its ID.

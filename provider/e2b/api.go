@@ -47,12 +47,12 @@ func missing(err error) bool { return sandbox.CodeOf(err) == sandbox.CodeNotFoun
 const statePaused = "paused"
 
 // describe converts the service's description of a sandbox.
-func (b apiSandbox) describe() hosted.Sandbox {
-	d := hosted.Sandbox{ID: b.ID, Status: b.State, State: sandbox.Running, Created: b.Started, Ends: b.Ends, Access: access{b.Token, b.Domain}}
-	if b.State == statePaused {
+func (s apiSandbox) describe() hosted.Sandbox {
+	d := hosted.Sandbox{ID: s.ID, Status: s.State, State: sandbox.Running, Created: s.Started, Ends: s.Ends, Access: access{s.Token, s.Domain}}
+	if s.State == statePaused {
 		d.State = sandbox.Paused
 	}
-	return hosted.Marked(d, b.Metadata)
+	return hosted.Marked(d, s.Metadata)
 }
 
 // newSandbox is the request for a new sandbox.

@@ -42,7 +42,7 @@ func (p *Provider) Create(ctx context.Context, spec *sandbox.Spec) (driver.Insta
 	ctx, cancel := context.WithTimeout(ctx, createTimeout)
 	defer cancel()
 	defer p.pool.Begin()()
-	m, err := p.maker(spec, img, nil, "")
+	m, err := p.begin(spec, img, nil, "")
 	if err != nil {
 		return nil, err
 	}

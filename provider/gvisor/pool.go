@@ -118,7 +118,7 @@ func (m *creation) Alive() bool { return m.rec.Kernel.alive() && !m.rec.Kernel.s
 
 // begin begins the creation of a sandbox, with a prewarmed one if the pool has one
 // that fits.
-func (p *Provider) maker(spec *sandbox.Spec, img *image.Image, from *snapshot.Saved, why string) (*creation, error) {
+func (p *Provider) begin(spec *sandbox.Spec, img *image.Image, from *snapshot.Saved, why string) (*creation, error) {
 	m := p.taken(spec, img, from, why)
 	if m == nil {
 		m = p.newCreation(spec, img)

@@ -58,7 +58,7 @@ func (p *Provider) restore(ctx context.Context, spec *sandbox.Spec, ref driver.S
 	defer cancel()
 	defer p.pool.Begin()()
 	for {
-		m, err := p.maker(spec, img, from, refused)
+		m, err := p.begin(spec, img, from, refused)
 		if err != nil {
 			return nil, none, err
 		}

@@ -195,9 +195,9 @@ func (a *api) named(id sandbox.ID) (string, error) {
 }
 
 // describe converts the service's description of a sandbox.
-func (b apiSandbox) describe() hosted.Sandbox {
-	d := hosted.Sandbox{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: b.Created, Access: b.Name}
-	d.Scope, d.Sandbox, _ = names.Parse(b.Name)
+func (s apiSandbox) describe() hosted.Sandbox {
+	d := hosted.Sandbox{ID: s.ID, Status: s.Status, State: states.Of(s.Status), Created: s.Created, Access: s.Name}
+	d.Scope, d.Sandbox, _ = names.Parse(s.Name)
 	return d
 }
 

@@ -182,7 +182,7 @@ func split(id string) (b sandboxRef) {
 
 // own is the name of what Atoll itself makes for a sandbox: a policy, and a pod,
 // an object or a claim.
-func (b sandboxRef) own() string { return cmp.Or(b.claim, b.name) }
+func (r sandboxRef) own() string { return cmp.Or(r.claim, r.name) }
 
 // path returns the path of a resource of the namespace. An empty group is the
 // core group.

@@ -73,9 +73,9 @@ var states = hosted.States{
 
 // describe converts the service's description of a sandbox. It does not report
 // labels.
-func (b apiSandbox) describe() hosted.Sandbox {
-	d := hosted.Sandbox{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: b.Created}
-	d.Scope, d.Sandbox, _ = names.Parse(b.Name)
+func (s apiSandbox) describe() hosted.Sandbox {
+	d := hosted.Sandbox{ID: s.ID, Status: s.Status, State: states.Of(s.Status), Created: s.Created}
+	d.Scope, d.Sandbox, _ = names.Parse(s.Name)
 	return d
 }
 

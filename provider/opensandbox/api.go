@@ -76,8 +76,8 @@ var states = hosted.States{
 // describe converts the server's description of a sandbox. Labels are not sent to
 // the server, which accepts few characters in them. The end of a lifetime is that
 // of Atoll, which may be earlier.
-func (b apiSandbox) describe() hosted.Sandbox {
-	d := hosted.Marked(hosted.Sandbox{ID: b.ID, Status: b.Status.State, State: states.Of(b.Status.State), Created: b.Created}, b.Metadata)
+func (s apiSandbox) describe() hosted.Sandbox {
+	d := hosted.Marked(hosted.Sandbox{ID: s.ID, Status: s.Status.State, State: states.Of(s.Status.State), Created: s.Created}, s.Metadata)
 	d.Labels = nil
 	return d
 }
@@ -86,8 +86,8 @@ func (b apiSandbox) describe() hosted.Sandbox {
 const slack = 30 * time.Second
 
 // lives reports whether the server ends the sandbox after this lifetime.
-func (b apiSandbox) lives(life time.Duration) bool {
-	return b.Expires != nil && (b.Expires.Sub(b.Created)-life).Abs() <= slack
+func (s apiSandbox) lives(life time.Duration) bool {
+	return s.Expires != nil && (s.Expires.Sub(s.Created)-life).Abs() <= slack
 }
 
 func path(id, rest string) string { return "/v1/sandboxes/" + url.PathEscape(id) + rest }

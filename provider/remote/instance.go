@@ -25,7 +25,7 @@ type remoteSandbox struct {
 }
 
 // ID implements driver.Instance.
-func (b *remoteSandbox) ID() sandbox.ID { return b.id }
+func (s *remoteSandbox) ID() sandbox.ID { return s.id }
 
 // Delays between looking at a sandbox that is paused or cannot be reached.
 const (
@@ -35,35 +35,35 @@ const (
 
 // do makes a call on the sandbox. If a pause prevented it, do repeats it when
 // the pause is over.
-func (b *remoteSandbox) do(ctx context.Context, call func() error) error {
-	if b.pausedHere.Load() {
-		if err := b.awake(ctx); err != nil {
+func (s *remoteSandbox) do(ctx context.Context, call func() error) error {
+	if s.pausedHere.Load() {
+		if err := s.awake(ctx); err != nil {
 			return err
 		}
 	}
 	for {
 		err := call()
 		if sandbox.CodeOf(err) != sandbox.CodeConflict {
-			return b.explain(ctx, err)
+			return s.explain(ctx, err)
 		}
-		if state, asked := b.state(ctx); asked != nil || !resting(state) {
-			return b.explain(ctx, err)
+		if state, asked := s.state(ctx); asked != nil || !resting(state) {
+			return s.explain(ctx, err)
 		}
-		if err := b.awake(ctx); err != nil {
+		if err := s.awake(ctx); err != nil {
 			return err
 		}
 	}
 }
 
 // awake waits until the sandbox is not paused.
-func (b *remoteSandbox) awake(ctx context.Context) error {
+func (s *remoteSandbox) awake(ctx context.Context) error {
 	for wait := firstLook; ; wait = min(2*wait, lastLook) {
-		state, err := b.state(ctx)
+		state, err := s.state(ctx)
 		if err != nil {
 			return err
 		}
 		if !resting(state) {
-			b.pausedHere.Store(false)
+			s.pausedHere.Store(false)
 			return nil
 		}
 		if err := pause(ctx, wait); err != nil {
@@ -77,48 +77,48 @@ func resting(s sandbox.State) bool {
 }
 
 // state returns the state of the sandbox, or CodeGone if it no longer exists.
-func (b *remoteSandbox) state(ctx context.Context) (sandbox.State, error) {
-	now, err := b.p.client.Get(ctx, string(b.s.ID()))
+func (s *remoteSandbox) state(ctx context.Context) (sandbox.State, error) {
+	now, err := s.p.client.Get(ctx, string(s.s.ID()))
 	if err != nil {
-		return "", b.explain(ctx, err)
+		return "", s.explain(ctx, err)
 	}
 	if now.Info().State == sandbox.Gone {
-		return "", b.gone()
+		return "", s.gone()
 	}
 	return now.Info().State, nil
 }
 
-func (b *remoteSandbox) gone() error {
-	return &sandbox.Error{Code: sandbox.CodeGone, Subject: string(b.id), Message: "the sandbox does not exist"}
+func (s *remoteSandbox) gone() error {
+	return &sandbox.Error{Code: sandbox.CodeGone, Subject: string(s.id), Message: "the sandbox does not exist"}
 }
 
 // explain converts an error about this sandbox. A missing sandbox counts as
 // gone only if the other daemon's identity is unchanged.
-func (b *remoteSandbox) explain(ctx context.Context, err error) error {
+func (s *remoteSandbox) explain(ctx context.Context, err error) error {
 	e, ok := errors.AsType[*sandbox.Error](err)
 	if !ok {
 		return err
 	}
-	ours := e.Subject == string(b.s.ID()) || e.Subject == string(b.id)
+	ours := e.Subject == string(s.s.ID()) || e.Subject == string(s.id)
 	switch {
 	case e.Code == sandbox.CodeGone:
-		return b.gone()
+		return s.gone()
 	case e.Code == sandbox.CodeNotFound && ours:
-		return b.p.absent(ctx, b.id)
+		return s.p.absent(ctx, s.id)
 	case ours:
 		same := *e
-		same.Subject = string(b.id)
+		same.Subject = string(s.id)
 		return &same
 	}
-	return b.p.explain(err)
+	return s.p.explain(err)
 }
 
 // Exec implements driver.Instance.
-func (b *remoteSandbox) Exec(ctx context.Context, cmd *sandbox.Command) (proc driver.Process, err error) {
-	err = b.do(ctx, func() error {
-		p, err := b.s.Exec(ctx, *cmd)
+func (s *remoteSandbox) Exec(ctx context.Context, cmd *sandbox.Command) (proc driver.Process, err error) {
+	err = s.do(ctx, func() error {
+		p, err := s.s.Exec(ctx, *cmd)
 		if err == nil {
-			proc = b.process(p, cmd.Hold)
+			proc = s.process(p, cmd.Hold)
 		}
 		return err
 	})
@@ -127,17 +127,17 @@ func (b *remoteSandbox) Exec(ctx context.Context, cmd *sandbox.Command) (proc dr
 
 // Wait implements driver.Instance. It retries while the daemon cannot be
 // reached, because that says nothing about the sandbox.
-func (b *remoteSandbox) Wait(ctx context.Context) (sandbox.Exit, error) {
+func (s *remoteSandbox) Wait(ctx context.Context) (sandbox.Exit, error) {
 	for wait := firstLook; ; wait = min(2*wait, lastLook) {
-		exit, err := b.s.Wait(ctx)
+		exit, err := s.s.Wait(ctx)
 		if err == nil {
-			b.awaitEnd(ctx)
+			s.awaitEnd(ctx)
 			return exit, nil
 		}
-		err = b.explain(ctx, err)
+		err = s.explain(ctx, err)
 		switch sandbox.CodeOf(err) {
 		case sandbox.CodeGone:
-			return b.epitaph(ctx), nil
+			return s.epitaph(ctx), nil
 		case sandbox.CodeUnavailable, sandbox.CodeConflict:
 		default:
 			return exit, err
@@ -150,11 +150,11 @@ func (b *remoteSandbox) Wait(ctx context.Context) (sandbox.Exit, error) {
 
 // awaitEnd waits briefly until the other daemon has recorded the end of the
 // sandbox, so that List agrees with Wait.
-func (b *remoteSandbox) awaitEnd(ctx context.Context) {
+func (s *remoteSandbox) awaitEnd(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, lastLook)
 	defer cancel()
 	for wait := firstLook; ; wait *= 2 {
-		if state, err := b.state(ctx); err != nil || state != sandbox.Running || pause(ctx, wait) != nil {
+		if state, err := s.state(ctx); err != nil || state != sandbox.Running || pause(ctx, wait) != nil {
 			return
 		}
 	}
@@ -162,11 +162,11 @@ func (b *remoteSandbox) awaitEnd(ctx context.Context) {
 
 // epitaph returns how a sandbox ended that is gone. The other daemon may need a
 // moment to record it.
-func (b *remoteSandbox) epitaph(ctx context.Context) sandbox.Exit {
+func (s *remoteSandbox) epitaph(ctx context.Context) sandbox.Exit {
 	ctx, cancel := context.WithTimeout(ctx, lastLook)
 	defer cancel()
 	for wait := firstLook; ; wait *= 2 {
-		now, err := b.p.client.Get(ctx, string(b.s.ID()))
+		now, err := s.p.client.Get(ctx, string(s.s.ID()))
 		if err == nil && now.Info().Exit != nil {
 			return *now.Info().Exit
 		}
@@ -177,18 +177,18 @@ func (b *remoteSandbox) epitaph(ctx context.Context) sandbox.Exit {
 }
 
 // Destroy implements driver.Instance.
-func (b *remoteSandbox) Destroy(ctx context.Context) error {
-	err := b.explain(ctx, repeat(ctx, func() error {
-		if _, err := b.p.mine(ctx, b.id); err != nil {
+func (s *remoteSandbox) Destroy(ctx context.Context) error {
+	err := s.explain(ctx, repeat(ctx, func() error {
+		if _, err := s.p.mine(ctx, s.id); err != nil {
 			return err // it belongs to another installation, or it is gone
 		}
-		return b.s.Destroy(ctx)
+		return s.s.Destroy(ctx)
 	}))
 	if sandbox.CodeOf(err) == sandbox.CodeGone {
 		err = nil
 	}
 	if err == nil {
-		b.ended.Store(true)
+		s.ended.Store(true)
 	}
 	return err
 }

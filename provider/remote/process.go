@@ -26,8 +26,8 @@ var (
 	_ driver.Detacher = (*process)(nil)
 )
 
-func (b *remoteSandbox) process(p *atoll.Process, hold time.Duration) *process {
-	out := &process{Process: p, sandbox: b, closed: new(sync.Once)}
+func (s *remoteSandbox) process(p *atoll.Process, hold time.Duration) *process {
+	out := &process{Process: p, sandbox: s, closed: new(sync.Once)}
 	if hold > 0 && !p.Info().Background {
 		out.hold, out.out = hold, [2]*replay{{r: p.Stdout()}, {r: p.Stderr()}}
 	}

@@ -45,7 +45,7 @@ func (r rejoins) Rejoin(ctx context.Context, id string, from driver.Cursor, skip
 }
 
 // key identifies a command among all commands of the provider.
-func (b *remoteSandbox) key(id string) string { return string(b.s.ID()) + "/" + id }
+func (s *remoteSandbox) key(id string) string { return string(s.s.ID()) + "/" + id }
 
 // recall removes and returns a command that leave kept.
 func (p *Provider) recall(key string) *process {

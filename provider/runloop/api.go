@@ -72,8 +72,8 @@ var states = hosted.States{
 }
 
 // describe converts the service's description of a sandbox.
-func (b apiSandbox) describe() hosted.Sandbox {
-	return hosted.Marked(hosted.Sandbox{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: time.UnixMilli(b.Created)}, b.Metadata)
+func (s apiSandbox) describe() hosted.Sandbox {
+	return hosted.Marked(hosted.Sandbox{ID: s.ID, Status: s.Status, State: states.Of(s.Status), Created: time.UnixMilli(s.Created)}, s.Metadata)
 }
 
 func path(id, rest string) string { return "/v1/devboxes/" + url.PathEscape(id) + rest }

@@ -139,12 +139,12 @@ func (a *api) Claim(ctx context.Context, b hosted.Sandbox, metadata map[string]s
 }
 
 // describe converts the service's description of a sandbox.
-func (b apiSandbox) describe() hosted.Sandbox {
-	d := hosted.Sandbox{ID: b.ID, Status: b.Status, State: states.Of(b.Status), Created: b.Created}
-	if b.Token != "" {
-		d.Access = access{b.Token, b.Hint}
+func (s apiSandbox) describe() hosted.Sandbox {
+	d := hosted.Sandbox{ID: s.ID, Status: s.Status, State: states.Of(s.Status), Created: s.Created}
+	if s.Token != "" {
+		d.Access = access{s.Token, s.Hint}
 	}
-	return hosted.Marked(d, b.Metadata)
+	return hosted.Marked(d, s.Metadata)
 }
 
 // The statuses of a sandbox that change only on request.

@@ -126,7 +126,7 @@ var states = hosted.States{
 const names = hosted.Names("-")
 
 // id distinguishes a sandbox from later ones with its name.
-func (b apiSandbox) id() string { return b.Name + "@" + strconv.FormatInt(b.Created, 10) }
+func (s apiSandbox) id() string { return s.Name + "@" + strconv.FormatInt(s.Created, 10) }
 
 // nameOf returns the name in an ID.
 func nameOf(id string) string {
@@ -136,8 +136,8 @@ func nameOf(id string) string {
 
 // describe converts the service's description of a sandbox. There is room for
 // few tags, so the record has the labels.
-func (b apiSandbox) describe() hosted.Sandbox {
-	d := hosted.Marked(hosted.Sandbox{ID: b.id(), Status: b.Status, State: states.Of(b.Status), Created: time.UnixMilli(b.Created), Access: b.Session}, b.Tags)
+func (s apiSandbox) describe() hosted.Sandbox {
+	d := hosted.Marked(hosted.Sandbox{ID: s.id(), Status: s.Status, State: states.Of(s.Status), Created: time.UnixMilli(s.Created), Access: s.Session}, s.Tags)
 	d.Labels = nil
 	return d
 }

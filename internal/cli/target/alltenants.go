@@ -108,7 +108,7 @@ type sandboxOfTenant struct {
 }
 
 // Name implements Sandbox. It begins with the tenant.
-func (b sandboxOfTenant) Name() string { return b.tenant + "/" + b.RemoteSandbox.Name() }
+func (s sandboxOfTenant) Name() string { return s.tenant + "/" + s.RemoteSandbox.Name() }
 
 func (everyTenant) Warning(context.Context, string) string { return "" }
 

@@ -182,44 +182,44 @@ const execHold = 30 * time.Second
 // RemoteSandbox is a sandbox of a daemon.
 type RemoteSandbox struct{ *atoll.Sandbox }
 
-func (b RemoteSandbox) Limits() map[string]sandbox.Enforcement { return b.Info().Limits }
+func (s RemoteSandbox) Limits() map[string]sandbox.Enforcement { return s.Info().Limits }
 
 // Main implements Sandbox.
-func (b RemoteSandbox) Main() *sandbox.MainCommand { return b.Info().Main }
+func (s RemoteSandbox) Main() *sandbox.MainCommand { return s.Info().Main }
 
-func (b RemoteSandbox) Stop(ctx context.Context, grace time.Duration) (bool, error) {
-	info, err := b.Sandbox.Stop(ctx, grace)
+func (s RemoteSandbox) Stop(ctx context.Context, grace time.Duration) (bool, error) {
+	info, err := s.Sandbox.Stop(ctx, grace)
 	return info.State == sandbox.Stopped, err
 }
 
-func (b RemoteSandbox) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error) {
+func (s RemoteSandbox) Exec(ctx context.Context, cmd sandbox.Command) (driver.Process, error) {
 	if !cmd.Background {
 		cmd.Hold = execHold
 	}
-	p, err := b.Sandbox.Exec(ctx, cmd)
+	p, err := s.Sandbox.Exec(ctx, cmd)
 	if err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
-func (b RemoteSandbox) Reconnect(ctx context.Context, id string) (driver.Process, error) {
-	p, err := b.Sandbox.Reconnect(ctx, id)
+func (s RemoteSandbox) Reconnect(ctx context.Context, id string) (driver.Process, error) {
+	p, err := s.Sandbox.Reconnect(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	return p, nil
 }
 
-func (b RemoteSandbox) Logs(ctx context.Context, id string, opts driver.LogOptions) (driver.LogReader, error) {
-	r, err := b.Sandbox.Logs(ctx, id, atoll.LogOptions(opts))
+func (s RemoteSandbox) Logs(ctx context.Context, id string, opts driver.LogOptions) (driver.LogReader, error) {
+	r, err := s.Sandbox.Logs(ctx, id, atoll.LogOptions(opts))
 	if err != nil {
 		return nil, err
 	}
 	return r, nil
 }
 
-func (b RemoteSandbox) Files() Files { return remoteFiles{b.Sandbox.Files()} }
+func (s RemoteSandbox) Files() Files { return remoteFiles{s.Sandbox.Files()} }
 
 // remoteFiles shows files as drivers do.
 type remoteFiles struct{ files atoll.Files }

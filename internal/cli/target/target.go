@@ -212,12 +212,12 @@ type localSandboxes struct {
 type localSandbox struct{ *engine.Sandbox }
 
 // Main implements Sandbox. A main command needs a daemon.
-func (b localSandbox) Main() *sandbox.MainCommand { return nil }
+func (s localSandbox) Main() *sandbox.MainCommand { return nil }
 
-func (b localSandbox) Files() Files { return b.Sandbox.Files() }
+func (s localSandbox) Files() Files { return s.Sandbox.Files() }
 
-func (b localSandbox) Stop(ctx context.Context, grace time.Duration) (bool, error) {
-	return false, b.Sandbox.Stop(ctx, grace)
+func (s localSandbox) Stop(ctx context.Context, grace time.Duration) (bool, error) {
+	return false, s.Sandbox.Stop(ctx, grace)
 }
 
 func (l localSandboxes) Find(ctx context.Context, ref string) (Sandbox, error) {

@@ -79,8 +79,8 @@ func running(op Op) Verdict {
 	return Act
 }
 
-func (b Sandbox) paused(op Op) (Verdict, error) {
-	disk := b.Pause == sandbox.PauseDisk
+func (s Sandbox) paused(op Op) (Verdict, error) {
+	disk := s.Pause == sandbox.PauseDisk
 	switch op {
 	case Resume, Update:
 		return Act, nil
@@ -92,7 +92,7 @@ func (b Sandbox) paused(op Op) (Verdict, error) {
 		}
 		return Act, nil
 	case Use:
-		if b.Wakes {
+		if s.Wakes {
 			return Wake, nil
 		}
 	case Stop:
@@ -104,52 +104,52 @@ func (b Sandbox) paused(op Op) (Verdict, error) {
 			return Act, nil
 		}
 	}
-	return Refuse, b.conflict("resume it first, with: atoll resume " + b.Name)
+	return Refuse, s.conflict("resume it first, with: atoll resume " + s.Name)
 }
 
-func (b Sandbox) stopped(op Op) (Verdict, error) {
+func (s Sandbox) stopped(op Op) (Verdict, error) {
 	switch {
 	case op == Stop:
 		return Done, nil
 	case op == Update:
 		return Act, nil
-	case !b.Kept:
-		return Refuse, b.conflict("its state was not kept; remove it with: atoll rm " + b.Name)
+	case !s.Kept:
+		return Refuse, s.conflict("its state was not kept; remove it with: atoll rm " + s.Name)
 	case op == Start || op == Snapshot || op == Fork:
 		return Act, nil
 	}
-	return Refuse, b.conflict("start it first, with: atoll start " + b.Name)
+	return Refuse, s.conflict("start it first, with: atoll start " + s.Name)
 }
 
 // nowhere returns why no operation is possible in the state of a sandbox.
-func (b Sandbox) nowhere() error {
-	switch b.State {
+func (s Sandbox) nowhere() error {
+	switch s.State {
 	case sandbox.Gone:
-		e := &sandbox.Error{Code: sandbox.CodeGone, Subject: b.Name, Message: "the sandbox is gone"}
-		if b.Reason != "" {
-			e.Message += ": " + b.Reason
+		e := &sandbox.Error{Code: sandbox.CodeGone, Subject: s.Name, Message: "the sandbox is gone"}
+		if s.Reason != "" {
+			e.Message += ": " + s.Reason
 		}
 		return e
 	case sandbox.Lost:
 		return &sandbox.Error{
-			Code: sandbox.CodeUnavailable, Subject: b.Name, Message: "the sandbox cannot be reached",
+			Code: sandbox.CodeUnavailable, Subject: s.Name, Message: "the sandbox cannot be reached",
 			Hint: "try again; it is not known to be gone",
 		}
 	case sandbox.Creating:
-		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: b.Name, Message: "the sandbox is still being created", Hint: "try again"}
+		return &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: "the sandbox is still being created", Hint: "try again"}
 	case sandbox.Failed:
-		return b.conflict("remove it with: atoll rm " + b.Name)
+		return s.conflict("remove it with: atoll rm " + s.Name)
 	}
-	return b.conflict("try again")
+	return s.conflict("try again")
 }
 
-func (b Sandbox) conflict(hint string) error {
-	e := &sandbox.Error{Code: sandbox.CodeConflict, Subject: b.Name, Message: fmt.Sprintf("the sandbox is %s", b.State), Hint: hint}
-	if b.Pause != "" {
-		e.Message += map[sandbox.PauseKind]string{sandbox.PauseMemory: " in memory", sandbox.PauseDisk: " to disk"}[b.Pause]
+func (s Sandbox) conflict(hint string) error {
+	e := &sandbox.Error{Code: sandbox.CodeConflict, Subject: s.Name, Message: fmt.Sprintf("the sandbox is %s", s.State), Hint: hint}
+	if s.Pause != "" {
+		e.Message += map[sandbox.PauseKind]string{sandbox.PauseMemory: " in memory", sandbox.PauseDisk: " to disk"}[s.Pause]
 	}
-	if b.Reason != "" {
-		e.Message += ": " + b.Reason
+	if s.Reason != "" {
+		e.Message += ": " + s.Reason
 	}
 	return e
 }

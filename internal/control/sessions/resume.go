@@ -99,13 +99,13 @@ func (s *Service) settle(ctx context.Context, req durable.ResumeRequest, row *st
 // leads refuses an envelope that leads to nothing that the tenant has or had: an
 // unknown provider or workspace, or a sandbox that this installation never made
 // for it, with nothing saved. A sandbox of another tenant is such a one.
-func (b tenantSandboxes) leads(ctx context.Context, e durable.Envelope) error {
-	if _, err := b.providers.Binding(ctx, e.Backend); sandbox.CodeOf(err) == sandbox.CodeInvalid { // there is no such provider
+func (s tenantSandboxes) leads(ctx context.Context, e durable.Envelope) error {
+	if _, err := s.providers.Binding(ctx, e.Backend); sandbox.CodeOf(err) == sandbox.CodeInvalid { // there is no such provider
 		return err
 	}
-	err := b.Store.View(ctx, func(tx *store.Tx) error {
+	err := s.Store.View(ctx, func(tx *store.Tx) error {
 		for _, w := range e.Spec.Workspaces {
-			if _, err := tx.Workspaces().Get(ctx, b.tenant, w.Name); err != nil {
+			if _, err := tx.Workspaces().Get(ctx, s.tenant, w.Name); err != nil {
 				return err
 			}
 		}
@@ -114,11 +114,11 @@ func (b tenantSandboxes) leads(ctx context.Context, e durable.Envelope) error {
 	if err != nil {
 		return err
 	}
-	_, other := b.own.elsewhere(e.Binding)
+	_, other := s.own.elsewhere(e.Binding)
 	if e.Sandbox == "" || other || e.Archive != nil || len(e.Spec.Workspaces) > 0 {
 		return nil
 	}
-	if _, err := b.record(ctx, e.Sandbox); sandbox.CodeOf(err) != sandbox.CodeNotFound {
+	if _, err := s.record(ctx, e.Sandbox); sandbox.CodeOf(err) != sandbox.CodeNotFound {
 		return err
 	}
 	return &sandbox.Error{

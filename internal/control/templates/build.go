@@ -197,16 +197,16 @@ type buildSandbox struct {
 }
 
 // Close destroys the sandbox, even if ctx has ended.
-func (b buildSandbox) Close(ctx context.Context) error {
+func (s buildSandbox) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
-	return b.svc.cfg.Sandboxes.Destroy(ctx, string(b.sandbox.ID()))
+	return s.svc.cfg.Sandboxes.Destroy(ctx, string(s.sandbox.ID()))
 }
 
-func (b buildSandbox) Diff(ctx context.Context, w io.Writer) error { return b.sandbox.Diff(ctx, w) }
+func (s buildSandbox) Diff(ctx context.Context, w io.Writer) error { return s.sandbox.Diff(ctx, w) }
 
-func (b buildSandbox) ReadFile(ctx context.Context, name string, max int64) ([]byte, error) {
-	r, _, err := b.sandbox.Files().Read(ctx, name, driver.ReadOptions{Length: max})
+func (s buildSandbox) ReadFile(ctx context.Context, name string, max int64) ([]byte, error) {
+	r, _, err := s.sandbox.Files().Read(ctx, name, driver.ReadOptions{Length: max})
 	if err != nil {
 		return nil, err
 	}
@@ -214,8 +214,8 @@ func (b buildSandbox) ReadFile(ctx context.Context, name string, max int64) ([]b
 	return io.ReadAll(r)
 }
 
-func (b buildSandbox) Exec(ctx context.Context, cmd sandbox.Command, out io.Writer) (exit sandbox.Exit, err error) {
-	proc, err := b.sandbox.Exec(ctx, cmd)
+func (s buildSandbox) Exec(ctx context.Context, cmd sandbox.Command, out io.Writer) (exit sandbox.Exit, err error) {
+	proc, err := s.sandbox.Exec(ctx, cmd)
 	if err != nil {
 		return exit, err
 	}

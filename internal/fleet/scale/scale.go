@@ -392,46 +392,46 @@ type sandboxes struct {
 	d *daemon
 }
 
-func (b sandboxes) handle() session.Sandbox {
-	return session.Sandbox{ID: sandbox.ID(fmt.Sprint("sb-", b.g.sandbox)), Provider: b.w.nodes[b.g.on].name}
+func (s sandboxes) handle() session.Sandbox {
+	return session.Sandbox{ID: sandbox.ID(fmt.Sprint("sb-", s.g.sandbox)), Provider: s.w.nodes[s.g.on].name}
 }
 
-func (b sandboxes) Create(context.Context, session.Plan) (session.Sandbox, error) {
-	at, ok := b.w.place(b.d, b.w.o.Weight)
-	if !ok || !b.w.put(at, b.w.o.Weight) {
+func (s sandboxes) Create(context.Context, session.Plan) (session.Sandbox, error) {
+	at, ok := s.w.place(s.d, s.w.o.Weight)
+	if !ok || !s.w.put(at, s.w.o.Weight) {
 		return session.Sandbox{}, &sandbox.Error{Code: sandbox.CodeExhausted, Message: "the node is full"}
 	}
-	b.w.made++
-	b.g.on, b.g.sandbox = at, b.w.made
-	b.w.living[b.g.sandbox] = b.g
-	return b.handle(), nil
+	s.w.made++
+	s.g.on, s.g.sandbox = at, s.w.made
+	s.w.living[s.g.sandbox] = s.g
+	return s.handle(), nil
 }
 
-func (b sandboxes) Find(context.Context, session.Plan) (session.Sandbox, error) {
+func (s sandboxes) Find(context.Context, session.Plan) (session.Sandbox, error) {
 	return session.Sandbox{}, &sandbox.Error{Code: sandbox.CodeNotFound}
 }
 
-func (b sandboxes) Resume(_ context.Context, e durable.Envelope) (session.Sandbox, durable.Outcome, bool, error) {
-	switch n := &b.w.nodes[b.g.on]; {
+func (s sandboxes) Resume(_ context.Context, e durable.Envelope) (session.Sandbox, durable.Outcome, bool, error) {
+	switch n := &s.w.nodes[s.g.on]; {
 	case n.gone: // recorded; it ends if the node comes back
-		delete(b.w.living, b.g.sandbox)
+		delete(s.w.living, s.g.sandbox)
 		return session.Sandbox{}, "", false, &sandbox.Error{Code: sandbox.CodeGone, Subject: e.Sandbox, Message: "its node was given up"}
 	case n.dead:
 		return session.Sandbox{}, "", false, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "its node does not answer"}
 	}
-	return b.handle(), durable.OutcomeAttached, false, nil
+	return s.handle(), durable.OutcomeAttached, false, nil
 }
 
-func (b sandboxes) Probe(context.Context, session.Sandbox) error { return nil }
+func (s sandboxes) Probe(context.Context, session.Sandbox) error { return nil }
 
-func (b sandboxes) Hydrate(_ context.Context, sb session.Sandbox, _ durable.Envelope) (session.Sandbox, durable.ReceiptFrom, []string, error) {
+func (s sandboxes) Hydrate(_ context.Context, sb session.Sandbox, _ durable.Envelope) (session.Sandbox, durable.ReceiptFrom, []string, error) {
 	return sb, durable.ReceiptFrom{}, nil, nil
 }
 
-func (b sandboxes) Capture(_ context.Context, _ session.Sandbox, e durable.Envelope) (durable.Envelope, error) {
+func (s sandboxes) Capture(_ context.Context, _ session.Sandbox, e durable.Envelope) (durable.Envelope, error) {
 	return e, nil
 }
-func (b sandboxes) Discard(context.Context, durable.Envelope) error { return nil }
-func (b sandboxes) Pause(context.Context, session.Sandbox) error    { return nil }
-func (b sandboxes) Delete(context.Context, session.Sandbox) error   { return nil }
-func (b sandboxes) Permanent(context.Context, string) bool          { return false }
+func (s sandboxes) Discard(context.Context, durable.Envelope) error { return nil }
+func (s sandboxes) Pause(context.Context, session.Sandbox) error    { return nil }
+func (s sandboxes) Delete(context.Context, session.Sandbox) error   { return nil }
+func (s sandboxes) Permanent(context.Context, string) bool          { return false }

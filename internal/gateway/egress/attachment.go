@@ -126,36 +126,36 @@ func windowFor(link *os.File) int {
 }
 
 // start starts receiving packets.
-func (b *attachment) start() error {
+func (att *attachment) start() error {
 	for _, a := range []netip.Addr{messages.Gateway, messages.Gateway6} {
 		number := ipv4.ProtocolNumber
 		if a.Is6() {
 			number = ipv6.ProtocolNumber
 		}
-		conn, err := gonet.DialUDP(b.stack, fullAddress(a, dnsPort), nil, number)
+		conn, err := gonet.DialUDP(att.stack, fullAddress(a, dnsPort), nil, number)
 		if err != nil {
 			return err
 		}
-		go b.serveDNS(conn)
+		go att.serveDNS(conn)
 	}
-	return asError(b.stack.EnableNIC(nic))
+	return asError(att.stack.EnableNIC(nic))
 }
 
 // setPolicy applies a new policy to all connections.
-func (b *attachment) setPolicy(p messages.Policy) error {
-	r, err := newActivePolicy(p, b.outgoing.Load().operator)
+func (att *attachment) setPolicy(p messages.Policy) error {
+	r, err := newActivePolicy(p, att.outgoing.Load().operator)
 	if err != nil {
 		return err
 	}
-	b.policy.Store(r)
-	b.mu.Lock()
-	otherwise := !reflect.DeepEqual(b.added.Policy.Profile.Proxy, p.Profile.Proxy)
-	b.added.Policy = p
+	att.policy.Store(r)
+	att.mu.Lock()
+	otherwise := !reflect.DeepEqual(att.added.Policy.Profile.Proxy, p.Profile.Proxy)
+	att.added.Policy = p
 	var open []*flow
-	for f := range b.flows {
+	for f := range att.flows {
 		open = append(open, f)
 	}
-	b.mu.Unlock()
+	att.mu.Unlock()
 	for _, f := range open {
 		switch d := r.decide(f.target, f.destination()); {
 		case !d.allowed():
@@ -170,58 +170,58 @@ func (b *attachment) setPolicy(p messages.Policy) error {
 }
 
 // handover returns the state that the next gateway process needs.
-func (b *attachment) handover() messages.Add {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	a := b.added
-	a.Names = b.names.all()
+func (att *attachment) handover() messages.Add {
+	att.mu.Lock()
+	defer att.mu.Unlock()
+	a := att.added
+	a.Names = att.names.all()
 	return a
 }
 
 // close closes the link and all connections.
-func (b *attachment) close() {
-	b.once.Do(func() {
-		b.stop()
-		b.mu.Lock()
-		b.shut = true
+func (att *attachment) close() {
+	att.once.Do(func() {
+		att.stop()
+		att.mu.Lock()
+		att.shut = true
 		var open []*flow
-		for f := range b.flows {
+		for f := range att.flows {
 			open = append(open, f)
 		}
-		b.mu.Unlock()
-		b.link.Close() // first, because writers that wait for the other end hold locks
+		att.mu.Unlock()
+		att.link.Close() // first, because writers that wait for the other end hold locks
 		for _, f := range open {
 			f.cut("")
 		}
-		b.http.close()
-		b.link.Wait() // the reader delivers into the stack while the stack's lock is held
-		b.stack.Destroy()
+		att.http.close()
+		att.link.Wait() // the reader delivers into the stack while the stack's lock is held
+		att.stack.Destroy()
 	})
 }
 
 // hold adds a flow, unless there are too many.
-func (b *attachment) hold(f *flow) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.shut || len(b.flows) >= maxFlows {
+func (att *attachment) hold(f *flow) bool {
+	att.mu.Lock()
+	defer att.mu.Unlock()
+	if att.shut || len(att.flows) >= maxFlows {
 		return false
 	}
-	b.flows[f] = struct{}{}
-	b.total.Add(1)
+	att.flows[f] = struct{}{}
+	att.total.Add(1)
 	return true
 }
 
-func (b *attachment) release(f *flow) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if _, held := b.flows[f]; held {
-		delete(b.flows, f)
-		b.total.Add(-1)
+func (att *attachment) release(f *flow) {
+	att.mu.Lock()
+	defer att.mu.Unlock()
+	if _, held := att.flows[f]; held {
+		delete(att.flows, f)
+		att.total.Add(-1)
 	}
 }
 
 // room returns the number of bytes that one more connection may buffer per
 // direction.
-func (b *attachment) room() int64 {
-	return max(leastRoom, heldBack/2/max(1, b.total.Load()))
+func (att *attachment) room() int64 {
+	return max(leastRoom, heldBack/2/max(1, att.total.Load()))
 }

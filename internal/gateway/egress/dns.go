@@ -28,26 +28,26 @@ const (
 var errNotAQuery = errors.New("not a query")
 
 // serveDNS answers datagrams until the stack is closed.
-func (b *attachment) serveDNS(conn net.PacketConn) {
+func (att *attachment) serveDNS(conn net.PacketConn) {
 	buf := make([]byte, maxDNS)
 	for {
 		n, from, err := conn.ReadFrom(buf)
 		if err != nil {
-			if b.life.Err() != nil || errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) {
+			if att.life.Err() != nil || errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) {
 				return
 			}
 			// A program in the sandbox closed its socket before an earlier response
 			// arrived. Other programs still get theirs.
 			continue
 		}
-		if answer, err := b.answerDNS(buf[:n]); err == nil {
+		if answer, err := att.answerDNS(buf[:n]); err == nil {
 			_, _ = conn.WriteTo(answer, from)
 		}
 	}
 }
 
 // serveDNSTCP answers the queries of one connection and closes it.
-func (b *attachment) serveDNSTCP(conn net.Conn) {
+func (att *attachment) serveDNSTCP(conn net.Conn) {
 	defer conn.Close()
 	for range maxDNSTCP {
 		_ = conn.SetDeadline(time.Now().Add(dnsIdle))
@@ -59,7 +59,7 @@ func (b *attachment) serveDNSTCP(conn net.Conn) {
 		if _, err := io.ReadFull(conn, query); err != nil {
 			return
 		}
-		answer, err := b.answerDNS(query)
+		answer, err := att.answerDNS(query)
 		if err != nil {
 			return
 		}
@@ -71,7 +71,7 @@ func (b *attachment) serveDNSTCP(conn net.Conn) {
 
 // answerDNS answers a query without any outgoing query. A name that some rule
 // can match gets a synthetic address; other names do not exist.
-func (b *attachment) answerDNS(query []byte) ([]byte, error) {
+func (att *attachment) answerDNS(query []byte) ([]byte, error) {
 	var p dnsmessage.Parser
 	head, err := p.Start(query)
 	if err != nil || head.Response {
@@ -89,20 +89,20 @@ func (b *attachment) answerDNS(query []byte) ([]byte, error) {
 		reply.RCode = dnsmessage.RCodeNotImplemented
 		return buildDNS(reply, &q, nil)
 	}
-	code, body := b.lookup(q)
+	code, body := att.lookup(q)
 	reply.RCode = code
 	return buildDNS(reply, &q, body)
 }
 
 // lookup returns the record of a question.
-func (b *attachment) lookup(q dnsmessage.Question) (dnsmessage.RCode, dnsmessage.ResourceBody) {
+func (att *attachment) lookup(q dnsmessage.Question) (dnsmessage.RCode, dnsmessage.ResourceBody) {
 	asked := q.Name.String()
 	if q.Type == dnsmessage.TypePTR {
-		return b.lookupPTR(asked)
+		return att.lookupPTR(asked)
 	}
 	host, err := policy.ParseHost(asked)
-	if err != nil || host.Name == "" || !b.policy.Load().CanResolve(host.Name) {
-		b.tell(Event{Verdict: messages.Denied, Kind: "dns", Host: printable(asked), Reason: "no rule allows this name"})
+	if err != nil || host.Name == "" || !att.policy.Load().CanResolve(host.Name) {
+		att.tell(Event{Verdict: messages.Denied, Kind: "dns", Host: printable(asked), Reason: "no rule allows this name"})
 		return dnsmessage.RCodeNameError, nil
 	}
 	if q.Type != dnsmessage.TypeA {
@@ -111,16 +111,16 @@ func (b *attachment) lookup(q dnsmessage.Question) (dnsmessage.RCode, dnsmessage
 		// keys would hide the server name.
 		return dnsmessage.RCodeSuccess, nil
 	}
-	a, ok := b.names.addr(host.Name)
+	a, ok := att.names.addr(host.Name)
 	if !ok {
-		b.tell(Event{Verdict: messages.Limited, Kind: "dns", Host: host.Name, Reason: "the sandbox has looked up too many names"})
+		att.tell(Event{Verdict: messages.Limited, Kind: "dns", Host: host.Name, Reason: "the sandbox has looked up too many names"})
 		return dnsmessage.RCodeServerFailure, nil
 	}
 	return dnsmessage.RCodeSuccess, &dnsmessage.AResource{A: a.As4()}
 }
 
 // lookupPTR returns the name behind a synthetic address.
-func (b *attachment) lookupPTR(asked string) (dnsmessage.RCode, dnsmessage.ResourceBody) {
+func (att *attachment) lookupPTR(asked string) (dnsmessage.RCode, dnsmessage.ResourceBody) {
 	reversed, ok := strings.CutSuffix(strings.ToLower(strings.TrimSuffix(asked, ".")), reverseTop)
 	if !ok {
 		return dnsmessage.RCodeNameError, nil
@@ -133,7 +133,7 @@ func (b *attachment) lookupPTR(asked string) (dnsmessage.RCode, dnsmessage.Resou
 	if err != nil {
 		return dnsmessage.RCodeNameError, nil
 	}
-	name, ok := b.names.name(a)
+	name, ok := att.names.name(a)
 	if !ok {
 		return dnsmessage.RCodeNameError, nil
 	}

@@ -20,7 +20,7 @@ var broadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 // every destination address, so it would answer pings to all of them; screen
 // lets only pings to the gateway pass. Other packets that may not leave get an
 // ICMP "prohibited" reply, so that the sender does not wait for a timeout.
-func (b *attachment) screen(pkt []byte) bool {
+func (att *attachment) screen(pkt []byte) bool {
 	dst, proto, ok := destination(pkt)
 	if !ok {
 		return false
@@ -28,20 +28,20 @@ func (b *attachment) screen(pkt []byte) bool {
 	switch proto {
 	case uint8(header.TCPProtocolNumber):
 		if !dst.IsMulticast() && dst != broadcast {
-			b.makeRoom(pkt)
+			att.makeRoom(pkt)
 			return true
 		}
 	case uint8(header.UDPProtocolNumber):
-		b.noteUDP(pkt, dst)
+		att.noteUDP(pkt, dst)
 		return true
 	case control(pkt): // ICMP of the other IP version is treated as an unknown protocol
 		if dst == messages.Gateway || dst == messages.Gateway6 || !echo(pkt) {
 			return true
 		}
 	}
-	b.tell(Event{Verdict: messages.Denied, Kind: kindOf(proto), Addr: dst, Reason: "only TCP leaves a sandbox"})
+	att.tell(Event{Verdict: messages.Denied, Kind: kindOf(proto), Addr: dst, Reason: "only TCP leaves a sandbox"})
 	if answer := prohibited(pkt); answer != nil {
-		_ = b.link.send([][]byte{answer})
+		_ = att.link.send([][]byte{answer})
 	}
 	return false
 }
@@ -50,12 +50,12 @@ func (b *attachment) screen(pkt []byte) bool {
 // port. Until the stack has removed the old connection, the new SYN would be
 // delivered to it. The stack itself would then look for a listener, and drop
 // the packet because there is none.
-func (b *attachment) makeRoom(pkt []byte) {
+func (att *attachment) makeRoom(pkt []byte) {
 	id, number, ok := beginning(pkt)
 	if !ok {
 		return
 	}
-	ep, ok := b.stack.FindTransportEndpoint(number, tcp.ProtocolNumber, id, nic).(*tcp.Endpoint)
+	ep, ok := att.stack.FindTransportEndpoint(number, tcp.ProtocolNumber, id, nic).(*tcp.Endpoint)
 	if !ok {
 		return
 	}
@@ -183,7 +183,7 @@ func prohibited6(ip header.IPv6) []byte {
 
 // noteUDP records a dropped datagram. The stack answers it with "port
 // unreachable", so that QUIC clients fall back to TCP immediately.
-func (b *attachment) noteUDP(pkt []byte, dst netip.Addr) {
+func (att *attachment) noteUDP(pkt []byte, dst netip.Addr) {
 	off := header.IPv6MinimumSize
 	if header.IPVersion(pkt) == header.IPv4Version {
 		off = int(header.IPv4(pkt).HeaderLength())
@@ -195,8 +195,8 @@ func (b *attachment) noteUDP(pkt []byte, dst netip.Addr) {
 	if (dst == messages.Gateway || dst == messages.Gateway6) && port == dnsPort {
 		return
 	}
-	host, _ := b.names.name(dst)
-	b.tell(Event{Verdict: messages.Denied, Kind: "udp", Host: host, Addr: dst, Port: port, Reason: "only TCP leaves a sandbox"})
+	host, _ := att.names.name(dst)
+	att.tell(Event{Verdict: messages.Denied, Kind: "udp", Host: host, Addr: dst, Port: port, Reason: "only TCP leaves a sandbox"})
 }
 
 func addrFrom(a tcpip.Address) netip.Addr {

@@ -62,14 +62,14 @@ type flow struct {
 
 // open decides about a connection, dials, and only then accepts it. A
 // connection that is refused or fails is reset immediately.
-func (b *attachment) open(r *tcp.ForwarderRequest) {
+func (att *attachment) open(r *tcp.ForwarderRequest) {
 	id := r.ID()
 	dst := addrFrom(id.LocalAddress).Unmap()
 	if dst == messages.Gateway || dst == messages.Gateway6 {
-		b.openOwn(r, id.LocalPort)
+		att.openOwn(r, id.LocalPort)
 		return
 	}
-	f := b.newFlow(dst, id.LocalPort)
+	f := att.newFlow(dst, id.LocalPort)
 	if f == nil {
 		r.Complete(true)
 		return
@@ -79,7 +79,7 @@ func (b *attachment) open(r *tcp.ForwarderRequest) {
 		r.Complete(true)
 		return
 	}
-	conn, err := b.accept(r)
+	conn, err := att.accept(r)
 	if err != nil {
 		f.end()
 		return
@@ -92,23 +92,23 @@ func (b *attachment) open(r *tcp.ForwarderRequest) {
 }
 
 // openOwn serves the gateway's own address, which offers DNS.
-func (b *attachment) openOwn(r *tcp.ForwarderRequest, port uint16) {
+func (att *attachment) openOwn(r *tcp.ForwarderRequest, port uint16) {
 	if port != dnsPort {
-		b.tell(Event{Verdict: messages.Denied, Kind: "tcp", Addr: messages.Gateway, Port: port, Why: string(policy.OwnPort), Reason: "the gateway offers nothing but DNS"})
+		att.tell(Event{Verdict: messages.Denied, Kind: "tcp", Addr: messages.Gateway, Port: port, Why: string(policy.OwnPort), Reason: "the gateway offers nothing but DNS"})
 		r.Complete(true)
 		return
 	}
-	conn, err := b.accept(r)
+	conn, err := att.accept(r)
 	if err != nil {
 		return
 	}
-	stop := context.AfterFunc(b.life, func() { conn.Close() })
+	stop := context.AfterFunc(att.life, func() { conn.Close() })
 	defer stop()
-	b.serveDNSTCP(conn)
+	att.serveDNSTCP(conn)
 }
 
 // accept completes the handshake.
-func (b *attachment) accept(r *tcp.ForwarderRequest) (*sandboxConn, error) {
+func (att *attachment) accept(r *tcp.ForwarderRequest) (*sandboxConn, error) {
 	var wq waiter.Queue
 	ep, terr := r.CreateEndpoint(&wq)
 	r.Complete(terr != nil)
@@ -120,7 +120,7 @@ func (b *attachment) accept(r *tcp.ForwarderRequest) (*sandboxConn, error) {
 	_ = ep.SetSockOpt(&interval)
 	ep.SocketOptions().SetKeepAlive(true)
 	ep.SocketOptions().SetDelayOption(false)
-	if n := b.room(); n < int64(b.window) {
+	if n := att.room(); n < int64(att.window) {
 		ep.SocketOptions().SetSendBufferSize(n, true)
 		ep.SocketOptions().SetReceiveBufferSize(n, true)
 	}
@@ -135,10 +135,10 @@ type sandboxConn struct {
 
 // newFlow decides about a connection before any lookup. It returns nil if the
 // connection is refused.
-func (b *attachment) newFlow(dst netip.Addr, port uint16) *flow {
-	f := &flow{b: b, target: target{host: policy.Host{Addr: dst}, port: port}, kind: "tcp", ruling: b.policy.Load()}
+func (att *attachment) newFlow(dst netip.Addr, port uint16) *flow {
+	f := &flow{b: att, target: target{host: policy.Host{Addr: dst}, port: port}, kind: "tcp", ruling: att.policy.Load()}
 	if messages.Synthetic.Contains(dst) {
-		name, ok := b.names.name(dst)
+		name, ok := att.names.name(dst)
 		if !ok {
 			f.addr = dst
 			f.refused(policy.Decision{Reason: policy.BadAddress, Detail: "no name has this synthetic address"})
@@ -159,15 +159,15 @@ func (b *attachment) newFlow(dst netip.Addr, port uint16) *flow {
 		f.limited("the rule's limit of connections is reached")
 		return nil
 	}
-	if !b.hold(f) {
+	if !att.hold(f) {
 		f.usage.leave()
 		f.limited("the sandbox has too many connections")
 		return nil
 	}
-	if b.policy.Load() != f.ruling {
+	if att.policy.Load() != f.ruling {
 		// The policy changed meanwhile. Later changes will find the flow.
 		f.end()
-		return b.newFlow(dst, port)
+		return att.newFlow(dst, port)
 	}
 	// If requests can be inspected, the limits count requests instead.
 	if !f.byRequest() && !f.usage.take() {

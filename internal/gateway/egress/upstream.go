@@ -22,9 +22,9 @@ var errProxyTLS = errors.New("the proxy does not speak TLS, or its certificate i
 
 // dial connects to a host, through the DNS servers and proxy of the sandbox's
 // profile if it sets them.
-func (b *attachment) dial(ctx context.Context, h policy.Host, port uint16, check func(netip.Addr) error) (net.Conn, netip.Addr, error) {
-	d := b.outgoing.Load().dialer
-	if r := b.policy.Load(); r.Steered() && h.Name != sandbox.MachineHost {
+func (att *attachment) dial(ctx context.Context, h policy.Host, port uint16, check func(netip.Addr) error) (net.Conn, netip.Addr, error) {
+	d := att.outgoing.Load().dialer
+	if r := att.policy.Load(); r.Steered() && h.Name != sandbox.MachineHost {
 		if d.proxy != nil {
 			return nil, netip.Addr{}, errProxied
 		}

@@ -155,13 +155,13 @@ func (p *Proxy) sandbox(id sandbox.ID) (*sandboxLink, error) {
 }
 
 // connect replaces the link.
-func (b *sandboxLink) connect(ctx context.Context, p *Proxy, id sandbox.ID, ca []byte) ([]byte, error) {
-	b.connecting.Lock()
-	defer b.connecting.Unlock()
-	return b.link(ctx, p, id, ca)
+func (sl *sandboxLink) connect(ctx context.Context, p *Proxy, id sandbox.ID, ca []byte) ([]byte, error) {
+	sl.connecting.Lock()
+	defer sl.connecting.Unlock()
+	return sl.link(ctx, p, id, ca)
 }
 
-func (b *sandboxLink) link(ctx context.Context, p *Proxy, id sandbox.ID, ca []byte) ([]byte, error) {
+func (sl *sandboxLink) link(ctx context.Context, p *Proxy, id sandbox.ID, ca []byte) ([]byte, error) {
 	known := gateway.Known{}
 	if block, _ := pem.Decode(ca); block != nil {
 		known.CA = block.Bytes
@@ -174,13 +174,13 @@ func (b *sandboxLink) link(ctx context.Context, p *Proxy, id sandbox.ID, ca []by
 	if err != nil {
 		return nil, err
 	}
-	b.mu.Lock()
-	old, over := b.client, b.over
+	sl.mu.Lock()
+	old, over := sl.client, sl.over
 	if !over {
-		b.client = c
-		b.forward = &http.Transport{DialContext: dialer(c), DisableCompression: true, MaxIdleConnsPerHost: 2, IdleConnTimeout: idleTime, MaxResponseHeaderBytes: 256 << 10}
+		sl.client = c
+		sl.forward = &http.Transport{DialContext: dialer(c), DisableCompression: true, MaxIdleConnsPerHost: 2, IdleConnTimeout: idleTime, MaxResponseHeaderBytes: 256 << 10}
 	}
-	b.mu.Unlock()
+	sl.mu.Unlock()
 	if over {
 		c.Close()
 		return nil, errClosed
@@ -210,41 +210,41 @@ func dialer(c *egress.Client) func(context.Context, string, string) (net.Conn, e
 
 // ready returns the link, and makes it if there is none any more: another process
 // may have begun to serve the sandbox.
-func (b *sandboxLink) ready(ctx context.Context, p *Proxy, id sandbox.ID, ca []byte) (*egress.Client, *http.Transport, error) {
-	b.connecting.Lock()
-	defer b.connecting.Unlock()
-	if c, t := b.present(); c != nil {
+func (sl *sandboxLink) ready(ctx context.Context, p *Proxy, id sandbox.ID, ca []byte) (*egress.Client, *http.Transport, error) {
+	sl.connecting.Lock()
+	defer sl.connecting.Unlock()
+	if c, t := sl.present(); c != nil {
 		return c, t, nil
 	}
-	if _, err := b.link(ctx, p, id, ca); err != nil {
+	if _, err := sl.link(ctx, p, id, ca); err != nil {
 		return nil, nil, err
 	}
-	c, t := b.present()
+	c, t := sl.present()
 	if c == nil {
 		return nil, nil, errClosed
 	}
 	return c, t, nil
 }
 
-func (b *sandboxLink) present() (*egress.Client, *http.Transport) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.client == nil {
+func (sl *sandboxLink) present() (*egress.Client, *http.Transport) {
+	sl.mu.Lock()
+	defer sl.mu.Unlock()
+	if sl.client == nil {
 		return nil, nil
 	}
 	select {
-	case <-b.client.Ended():
+	case <-sl.client.Ended():
 		return nil, nil
 	default:
-		return b.client, b.forward
+		return sl.client, sl.forward
 	}
 }
 
-func (b *sandboxLink) close() {
-	b.mu.Lock()
-	c, t := b.client, b.forward
-	b.client, b.over = nil, true
-	b.mu.Unlock()
+func (sl *sandboxLink) close() {
+	sl.mu.Lock()
+	c, t := sl.client, sl.forward
+	sl.client, sl.over = nil, true
+	sl.mu.Unlock()
 	if c != nil {
 		c.Close()
 		t.CloseIdleConnections()

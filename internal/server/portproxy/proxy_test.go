@@ -39,25 +39,25 @@ type sandboxes struct {
 
 type actorKey struct{}
 
-func (b *sandboxes) EnterPort(ctx context.Context, token, ref string, port uint16) (context.Context, sandbox.ID, error) {
+func (sb *sandboxes) EnterPort(ctx context.Context, token, ref string, port uint16) (context.Context, sandbox.ID, error) {
 	if token != "token-"+ref && token != "second-"+ref {
 		return nil, "", &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: "no"}
 	}
 	ctx = context.WithValue(ctx, actorKey{}, token)
-	if b.cut != nil {
+	if sb.cut != nil {
 		var cut context.CancelCauseFunc
 		ctx, cut = context.WithCancelCause(ctx)
-		b.cut <- cut
+		sb.cut <- cut
 	}
 	return ctx, sandbox.ID(ref), nil
 }
 
-func (b *sandboxes) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
-	b.dials.Add(1)
-	b.mu.Lock()
-	b.actor = append(b.actor, fmt.Sprint(ctx.Value(actorKey{}), " ", ref, " ", port))
-	b.mu.Unlock()
-	addr := b.ports[fmt.Sprint(ref, " ", port)]
+func (sb *sandboxes) DialPort(ctx context.Context, ref string, port uint16) (net.Conn, error) {
+	sb.dials.Add(1)
+	sb.mu.Lock()
+	sb.actor = append(sb.actor, fmt.Sprint(ctx.Value(actorKey{}), " ", ref, " ", port))
+	sb.mu.Unlock()
+	addr := sb.ports[fmt.Sprint(ref, " ", port)]
 	if addr == nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "nothing listens"}
 	}
@@ -65,11 +65,11 @@ func (b *sandboxes) DialPort(ctx context.Context, ref string, port uint16) (net.
 }
 
 // serve starts a server inside a sandbox.
-func (b *sandboxes) serve(t *testing.T, id string, h http.HandlerFunc) {
+func (sb *sandboxes) serve(t *testing.T, id string, h http.HandlerFunc) {
 	t.Helper()
 	s := httptest.NewServer(h)
 	t.Cleanup(s.Close)
-	b.ports[id+" 8000"] = s.Listener.Addr()
+	sb.ports[id+" 8000"] = s.Listener.Addr()
 }
 
 // start starts a proxy and returns its address.

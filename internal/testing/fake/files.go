@@ -19,7 +19,7 @@ import (
 type owner struct{ uid, gid uint32 }
 
 // fileError classifies an error of the file system.
-func (b *fakeSandbox) fileError(op, subject string, err error) error {
+func (s *fakeSandbox) fileError(op, subject string, err error) error {
 	var errno syscall.Errno
 	if err == nil || !errors.As(err, &errno) {
 		return err
@@ -235,8 +235,8 @@ func (*instance) owner(op, name string) (owner, error) {
 }
 
 // mkdirAll makes a directory with its parents; what exists is kept.
-func (b *fakeSandbox) mkdirAll(dir string, mode uint32, who owner) error {
-	info, err := b.files.Stat(dir, true)
+func (s *fakeSandbox) mkdirAll(dir string, mode uint32, who owner) error {
+	info, err := s.files.Stat(dir, true)
 	switch {
 	case err == nil && info.Type == memfs.Dir:
 		return nil
@@ -245,24 +245,24 @@ func (b *fakeSandbox) mkdirAll(dir string, mode uint32, who owner) error {
 	case !errors.Is(err, syscall.ENOENT):
 		return err
 	}
-	if err := b.mkdirAll(path.Dir(dir), 0o755, who); err != nil {
+	if err := s.mkdirAll(path.Dir(dir), 0o755, who); err != nil {
 		return err
 	}
-	return b.mkdir(dir, mode, who)
+	return s.mkdir(dir, mode, who)
 }
 
 // mkdir makes one directory; another one that came first will do.
-func (b *fakeSandbox) mkdir(dir string, mode uint32, who owner) error {
-	err := b.files.Mkdir(dir, mode)
+func (s *fakeSandbox) mkdir(dir string, mode uint32, who owner) error {
+	err := s.files.Mkdir(dir, mode)
 	if errors.Is(err, syscall.EEXIST) {
-		if info, serr := b.files.Stat(dir, true); serr == nil && info.Type == memfs.Dir {
+		if info, serr := s.files.Stat(dir, true); serr == nil && info.Type == memfs.Dir {
 			return nil
 		}
 	}
 	if err != nil {
 		return err
 	}
-	return b.files.Chown(dir, who.uid, who.gid)
+	return s.files.Chown(dir, who.uid, who.gid)
 }
 
 // Mkdir makes a directory.

@@ -106,36 +106,36 @@ const kept = 128
 
 // newCommand adds a command that is about to start, or what one of them runs
 // in the background.
-func (b *fakeSandbox) newCommand(parent *command, cmd *sandbox.Command, args []string) *command {
-	life := b.life
+func (s *fakeSandbox) newCommand(parent *command, cmd *sandbox.Command, args []string) *command {
+	life := s.life
 	if parent != nil {
 		life = parent.ctx
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.lastPID++
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lastPID++
 	c := &command{
-		sandbox: b, parent: parent, cmd: *cmd, done: make(chan struct{}), quiet: make(chan struct{}), refs: 1,
+		sandbox: s, parent: parent, cmd: *cmd, done: make(chan struct{}), quiet: make(chan struct{}), refs: 1,
 		info: sandbox.ProcessInfo{
-			ID: fmt.Sprintf("p%d", b.lastPID), PID: b.lastPID, Args: slices.Clone(args), Started: time.Now(), Background: cmd.Background, Running: true,
+			ID: fmt.Sprintf("p%d", s.lastPID), PID: s.lastPID, Args: slices.Clone(args), Started: time.Now(), Background: cmd.Background, Running: true,
 		},
 	}
 	c.ctx, c.cancel = context.WithCancel(life)
-	b.commands = append(b.commands, c)
+	s.commands = append(s.commands, c)
 	return c
 }
 
 // prune forgets the oldest ended commands beyond the number kept.
-func (b *fakeSandbox) prune() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+func (s *fakeSandbox) prune() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	over := -kept
-	for _, c := range b.commands {
+	for _, c := range s.commands {
 		if c.ended() {
 			over++
 		}
 	}
-	b.commands = slices.DeleteFunc(b.commands, func(c *command) bool {
+	s.commands = slices.DeleteFunc(s.commands, func(c *command) bool {
 		if over > 0 && c.ended() {
 			over--
 			return true

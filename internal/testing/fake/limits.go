@@ -27,15 +27,15 @@ type listener struct {
 }
 
 // listen takes a free port.
-func (b *fakeSandbox) listen(ctx context.Context) (uint16, *listener) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+func (s *fakeSandbox) listen(ctx context.Context) (uint16, *listener) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	port := uint16(32768)
-	for b.ports[port] != nil && b.ports[port].ctx.Err() == nil {
+	for s.ports[port] != nil && s.ports[port].ctx.Err() == nil {
 		port++ // There are never as many listeners as ports.
 	}
-	b.ports[port] = &listener{ctx, make(chan net.Conn)}
-	return port, b.ports[port]
+	s.ports[port] = &listener{ctx, make(chan net.Conn)}
+	return port, s.ports[port]
 }
 
 // Dial connects to a port on which a program inside listens.
@@ -113,18 +113,18 @@ func (i *instance) SetDeadline(ctx context.Context, at time.Time) error {
 }
 
 // endAt replaces the time at which the sandbox ends; the zero time is never.
-func (b *fakeSandbox) endAt(at time.Time) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.lifetime != nil {
-		b.lifetime.Stop()
-		b.lifetime = nil
+func (s *fakeSandbox) endAt(at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.lifetime != nil {
+		s.lifetime.Stop()
+		s.lifetime = nil
 	}
-	if at.IsZero() || b.exit != nil {
+	if at.IsZero() || s.exit != nil {
 		return
 	}
-	b.lifetime = time.AfterFunc(time.Until(at), func() {
-		b.end(sandbox.Exit{Code: 137, Signal: sigKill, Reason: sandbox.ReasonLifetime, Detail: "the lifetime is over"})
+	s.lifetime = time.AfterFunc(time.Until(at), func() {
+		s.end(sandbox.Exit{Code: 137, Signal: sigKill, Reason: sandbox.ReasonLifetime, Detail: "the lifetime is over"})
 	})
 }
 

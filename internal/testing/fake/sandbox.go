@@ -72,18 +72,18 @@ func newFakeSandbox(spec *sandbox.Spec) (*fakeSandbox, error) {
 }
 
 // furnish makes the initial tree.
-func (b *fakeSandbox) furnish() error {
+func (s *fakeSandbox) furnish() error {
 	for _, dir := range slices.Sorted(maps.Keys(directories)) {
-		if err := b.files.Mkdir(dir, directories[dir]); err != nil {
+		if err := s.files.Mkdir(dir, directories[dir]); err != nil {
 			return err
 		}
 	}
 	for _, name := range []string{"null", "zero"} {
-		if err := b.files.Mkdev("/dev/"+name, 0o666, name); err != nil {
+		if err := s.files.Mkdev("/dev/"+name, 0o666, name); err != nil {
 			return err
 		}
 	}
-	files := map[string]string{"/etc/passwd": passwd, "/etc/hostname": b.hostname + "\n"}
+	files := map[string]string{"/etc/passwd": passwd, "/etc/hostname": s.hostname + "\n"}
 	for name := range programs() {
 		files["/bin/"+name] = magic + name
 	}
@@ -92,16 +92,16 @@ func (b *fakeSandbox) furnish() error {
 		if strings.HasPrefix(text, magic) {
 			mode = 0o755
 		}
-		if err := b.put(name, text, mode); err != nil {
+		if err := s.put(name, text, mode); err != nil {
 			return err
 		}
 	}
-	return b.files.Symlink("../bin/env", "/usr/bin/env")
+	return s.files.Symlink("../bin/env", "/usr/bin/env")
 }
 
 // put writes a file.
-func (b *fakeSandbox) put(name, text string, mode uint32) error {
-	f, err := b.files.Open(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
+func (s *fakeSandbox) put(name, text string, mode uint32) error {
+	f, err := s.files.Open(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, mode)
 	if err == nil {
 		_, err = f.Write([]byte(text))
 	}
@@ -109,10 +109,10 @@ func (b *fakeSandbox) put(name, text string, mode uint32) error {
 }
 
 // start begins the sandbox's lifetime.
-func (b *fakeSandbox) start() {
-	b.setLimit(b.spec.Resources.PIDs)
-	if d := b.spec.Lifetime.Timeout; d > 0 {
-		b.endAt(time.Now().Add(d))
+func (s *fakeSandbox) start() {
+	s.setLimit(s.spec.Resources.PIDs)
+	if d := s.spec.Lifetime.Timeout; d > 0 {
+		s.endAt(time.Now().Add(d))
 	}
 }
 
@@ -123,84 +123,84 @@ func killedExit(detail string) sandbox.Exit {
 
 // end ends the sandbox, the first time it is called, and returns when nothing
 // of it runs any more.
-func (b *fakeSandbox) end(exit sandbox.Exit) {
-	b.mu.Lock()
-	first := b.exit == nil
+func (s *fakeSandbox) end(exit sandbox.Exit) {
+	s.mu.Lock()
+	first := s.exit == nil
 	if first {
-		b.exit = &exit
-		if b.lifetime != nil {
-			b.lifetime.Stop()
+		s.exit = &exit
+		if s.lifetime != nil {
+			s.lifetime.Stop()
 		}
 	}
-	b.mu.Unlock()
+	s.mu.Unlock()
 	if first {
-		b.die()
-		b.running.Wait()
-		close(b.stopped)
+		s.die()
+		s.running.Wait()
+		close(s.stopped)
 	}
-	<-b.stopped
+	<-s.stopped
 }
 
 // ended returns why the sandbox has ended, nil while it lives.
-func (b *fakeSandbox) ended() *sandbox.Exit {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.exit == nil {
+func (s *fakeSandbox) ended() *sandbox.Exit {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.exit == nil {
 		return nil
 	}
-	exit := *b.exit
+	exit := *s.exit
 	return &exit
 }
 
 // gone returns an error if the sandbox has ended.
-func (b *fakeSandbox) gone(op string) error {
-	if b.ended() == nil {
+func (s *fakeSandbox) gone(op string) error {
+	if s.ended() == nil {
 		return nil
 	}
-	return fail(sandbox.CodeGone, op, string(b.spec.ID), "the sandbox has ended")
+	return fail(sandbox.CodeGone, op, string(s.spec.ID), "the sandbox has ended")
 }
 
-func (b *fakeSandbox) found() driver.Found {
-	f := driver.Found{ID: b.spec.ID, State: sandbox.Running, Created: b.created, Labels: maps.Clone(b.spec.Labels)}
-	if b.thawed() != nil {
+func (s *fakeSandbox) found() driver.Found {
+	f := driver.Found{ID: s.spec.ID, State: sandbox.Running, Created: s.created, Labels: maps.Clone(s.spec.Labels)}
+	if s.thawed() != nil {
 		f.State = sandbox.Paused
 	}
-	if f.Exit = b.ended(); f.Exit != nil {
+	if f.Exit = s.ended(); f.Exit != nil {
 		f.State = sandbox.Stopped
 	}
 	return f
 }
 
 // thawed returns a channel that is closed by thaw, nil while nothing is frozen.
-func (b *fakeSandbox) thawed() <-chan struct{} {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.frozen
+func (s *fakeSandbox) thawed() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.frozen
 }
 
 // freeze stops programs at their next step. It reports whether they ran before.
-func (b *fakeSandbox) freeze() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	first := b.frozen == nil
+func (s *fakeSandbox) freeze() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first := s.frozen == nil
 	if first {
-		b.frozen = make(chan struct{})
+		s.frozen = make(chan struct{})
 	}
 	return first
 }
 
-func (b *fakeSandbox) thaw() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.frozen != nil {
-		close(b.frozen)
-		b.frozen = nil
+func (s *fakeSandbox) thaw() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.frozen != nil {
+		close(s.frozen)
+		s.frozen = nil
 	}
 }
 
 // gate waits until the sandbox is not frozen, or ctx ends.
-func (b *fakeSandbox) gate(ctx context.Context) error {
-	for thawed := b.thawed(); thawed != nil; thawed = b.thawed() {
+func (s *fakeSandbox) gate(ctx context.Context) error {
+	for thawed := s.thawed(); thawed != nil; thawed = s.thawed() {
 		select {
 		case <-thawed:
 		case <-ctx.Done():
@@ -212,33 +212,33 @@ func (b *fakeSandbox) gate(ctx context.Context) error {
 
 // enter counts a program that starts, and reports whether it may; leave counts
 // one that has ended.
-func (b *fakeSandbox) enter() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.exit != nil || b.count >= b.limit {
+func (s *fakeSandbox) enter() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.exit != nil || s.count >= s.limit {
 		return false
 	}
-	b.count++
-	b.running.Add(1)
+	s.count++
+	s.running.Add(1)
 	return true
 }
 
-func (b *fakeSandbox) leave() {
-	b.mu.Lock()
-	b.count--
-	b.mu.Unlock()
-	b.running.Done()
+func (s *fakeSandbox) leave() {
+	s.mu.Lock()
+	s.count--
+	s.mu.Unlock()
+	s.running.Done()
 }
 
 // setLimit limits the number of programs; 0 changes nothing.
-func (b *fakeSandbox) setLimit(pids int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+func (s *fakeSandbox) setLimit(pids int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	switch {
 	case pids > 0:
-		b.limit = int(min(pids, maxPrograms))
+		s.limit = int(min(pids, maxPrograms))
 	case pids < 0:
-		b.limit = maxPrograms
+		s.limit = maxPrograms
 	}
 }
 
@@ -261,9 +261,9 @@ func lookUser(user string) (owner, bool) {
 }
 
 // environ returns a command's environment.
-func (b *fakeSandbox) environ(cmd *sandbox.Command) []string {
-	env := map[string]string{"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root", "HOSTNAME": b.hostname}
-	maps.Copy(env, b.spec.Env)
+func (s *fakeSandbox) environ(cmd *sandbox.Command) []string {
+	env := map[string]string{"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/root", "HOSTNAME": s.hostname}
+	maps.Copy(env, s.spec.Env)
 	maps.Copy(env, cmd.Env)
 	var list []string
 	for _, name := range slices.Sorted(maps.Keys(env)) {

@@ -115,8 +115,8 @@ func (p *program) exec() int {
 }
 
 // text returns the content of a file.
-func (b *fakeSandbox) text(name string) (string, error) {
-	f, err := b.files.Open(name, os.O_RDONLY, 0)
+func (s *fakeSandbox) text(name string) (string, error) {
+	f, err := s.files.Open(name, os.O_RDONLY, 0)
 	if err != nil {
 		return "", err
 	}
@@ -376,10 +376,10 @@ func (p *program) cannotFork(hc interp.HandlerContext) error {
 }
 
 // job finds what a shell runs in the background by its number.
-func (b *fakeSandbox) job(pid string) *command {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, c := range b.commands {
+func (s *fakeSandbox) job(pid string) *command {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range s.commands {
 		if c.parent != nil && strconv.Itoa(c.info.PID) == pid {
 			return c
 		}

@@ -269,12 +269,12 @@ func (p *Provider) fill(ctx context.Context, b *fakeSandbox, dir string) error {
 }
 
 // identify makes the files that tell who a sandbox is its own.
-func (b *fakeSandbox) identify() error {
-	if err := b.put("/etc/hostname", b.hostname+"\n", 0o644); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return b.fileError("restore", "/etc/hostname", err)
+func (s *fakeSandbox) identify() error {
+	if err := s.put("/etc/hostname", s.hostname+"\n", 0o644); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return s.fileError("restore", "/etc/hostname", err)
 	}
-	if b.spec.Workdir == "" {
+	if s.spec.Workdir == "" {
 		return nil
 	}
-	return b.fileError("restore", b.spec.Workdir, b.mkdirAll(path.Clean(b.spec.Workdir), 0o755, owner{}))
+	return s.fileError("restore", s.spec.Workdir, s.mkdirAll(path.Clean(s.spec.Workdir), 0o755, owner{}))
 }

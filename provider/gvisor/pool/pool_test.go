@@ -16,8 +16,8 @@ import (
 // countedSandbox is a sandbox that only counts.
 type countedSandbox struct{ alive, undone atomic.Bool }
 
-func (b *countedSandbox) Alive() bool { return b.alive.Load() }
-func (b *countedSandbox) Undo()       { b.undone.Store(true) }
+func (s *countedSandbox) Alive() bool { return s.alive.Load() }
+func (s *countedSandbox) Undo()       { s.undone.Store(true) }
 
 func running() *countedSandbox {
 	b := new(countedSandbox)

@@ -245,12 +245,12 @@ func (c *Core) Usable(b Sandbox) error {
 }
 
 // failed says that a sandbox has failed, and why.
-func (b Sandbox) failed() string {
+func (s Sandbox) failed() string {
 	const text = "the service says that the sandbox has failed"
-	if b.Why == "" {
+	if s.Why == "" {
 		return text
 	}
-	return text + ": " + b.Why
+	return text + ": " + s.Why
 }
 
 // list returns the service's sandboxes with a scope and an ID; "" means any.

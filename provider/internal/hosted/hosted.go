@@ -56,33 +56,33 @@ func Open(dir string) Records { return Records{records.Dir[Record]{Root: dir, Na
 
 // Forget removes old records of ended sandboxes whose bindings are ours. The
 // state of other sandboxes is unknown.
-func (b Records) Forget(ours func(binding string) bool) {
-	b.Sweep(func(r Record) bool {
+func (rs Records) Forget(ours func(binding string) bool) {
+	rs.Sweep(func(r Record) bool {
 		return !r.Ends.IsZero() && time.Now().After(r.Ends.Add(kept)) && ours(r.Binding)
 	})
 }
 
 // ScopeOf returns the scope that the service reports for a sandbox of this
 // directory.
-func (b Records) ScopeOf(id sandbox.ID) (string, error) {
-	if r, ok := b.Get(string(id)); ok && r.Scope != "" {
+func (rs Records) ScopeOf(id sandbox.ID) (string, error) {
+	if r, ok := rs.Get(string(id)); ok && r.Scope != "" {
 		return r.Scope, nil
 	}
-	return b.Scope()
+	return rs.Scope()
 }
 
 // Of returns the record of a sandbox, or an empty one if the name now belongs
 // to another sandbox of the service.
-func (b Records) Of(id sandbox.ID, sb string) Record {
-	if r, ok := b.Get(string(id)); ok && r.ServiceID == sb {
+func (rs Records) Of(id sandbox.ID, sb string) Record {
+	if r, ok := rs.Get(string(id)); ok && r.ServiceID == sb {
 		return r
 	}
 	return Record{}
 }
 
 // Change changes the record of a sandbox, if there is one.
-func (b Records) Change(ctx context.Context, id sandbox.ID, sb string, f func(*Record)) error {
-	l, err := b.Lock(ctx, string(id))
+func (rs Records) Change(ctx context.Context, id sandbox.ID, sb string, f func(*Record)) error {
+	l, err := rs.Lock(ctx, string(id))
 	if err != nil {
 		return err
 	}
@@ -101,8 +101,8 @@ func (b Records) Change(ctx context.Context, id sandbox.ID, sb string, f func(*R
 // Cause returns how a sandbox ended, for services that do not report it. If its
 // lifetime was over and this installation did not end it, the lifetime is the
 // cause.
-func (b Records) Cause(id sandbox.ID, sb string, ends time.Time) sandbox.Exit {
-	r := b.Of(id, sb)
+func (rs Records) Cause(id sandbox.ID, sb string, ends time.Time) sandbox.Exit {
+	r := rs.Of(id, sb)
 	if ends.IsZero() || !r.Ends.IsZero() && r.Ends.Before(ends) {
 		ends = r.Ends
 	}
@@ -114,8 +114,8 @@ func (b Records) Cause(id sandbox.ID, sb string, ends time.Time) sandbox.Exit {
 
 // Absent returns the error for a sandbox that the service does not list: it is
 // gone, unless it was created with another binding or in another account.
-func (b Records) Absent(id sandbox.ID, ours func(binding string) bool, account, hint string) error {
-	r, ok := b.Get(string(id))
+func (rs Records) Absent(id sandbox.ID, ours func(binding string) bool, account, hint string) error {
+	r, ok := rs.Get(string(id))
 	if !ok || r.Binding == "" || ours(r.Binding) && (r.Account == account || r.Account == "") {
 		return guestkit.Gone(id)
 	}
@@ -125,11 +125,11 @@ func (b Records) Absent(id sandbox.ID, ours func(binding string) bool, account, 
 }
 
 // Destroy ends a sandbox with erase and forgets it.
-func (b Records) Destroy(ctx context.Context, in *guestkit.Instance, sb string, erase func() error) error {
+func (rs Records) Destroy(ctx context.Context, in *guestkit.Instance, sb string, erase func() error) error {
 	if exit, ended := in.Ended(); ended && exit.Reason == sandbox.ReasonKilled {
 		return nil
 	}
-	l, err := b.Lock(ctx, string(in.ID()))
+	l, err := rs.Lock(ctx, string(in.ID()))
 	if err != nil {
 		return err
 	}

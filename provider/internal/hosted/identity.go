@@ -84,8 +84,8 @@ func (n Names) Parse(name string) (scope string, id sandbox.ID, ours bool) {
 }
 
 // Named reports whether a name is one of this directory's.
-func (b Records) Named(n Names, name string) bool {
-	own, err := b.Scope()
+func (rs Records) Named(n Names, name string) bool {
+	own, err := rs.Scope()
 	scope, id, ours := n.Parse(name)
 	return err == nil && ours && scope == own && sandbox.ValidateName(string(id)) == nil
 }
