@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/atoll-run/atoll/internal/control/core/coretest"
@@ -22,6 +23,7 @@ const one, two = "sha256:1111", "sha256:2222"
 // shelf has images in memory: their contents, by digest. The digest of a content is
 // the content.
 type shelf struct {
+	mu       sync.Mutex
 	texts    map[string]string
 	fails    error  // of reading an image
 	reading  func() // called when one is read
@@ -33,7 +35,11 @@ type shelved struct {
 	text string
 }
 
-func (s *shelf) Has(digest string) (bool, error) { return s.texts[digest] != "", nil }
+func (s *shelf) Has(digest string) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.texts[digest] != "", nil
+}
 
 func (s *shelf) Lend(_ context.Context, digest string) (LentImage, error) {
 	if s.texts[digest] == "" {
@@ -50,6 +56,8 @@ func (s *shelf) Accept(_ context.Context, digest, lent string, r io.Reader) erro
 	if string(text) != lent {
 		return &sandbox.Error{Code: sandbox.CodeInvalid, Message: "this is not the image with that digest"}
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.accepted++
 	s.texts[digest] = lent
 	return nil
@@ -314,5 +322,25 @@ func TestFetchImage(t *testing.T) {
 				t.Errorf("the image is %q after %d were fetched, want %q and %d", text, g.shelf.accepted, tt.text, tt.fetched)
 			}
 		})
+	}
+}
+
+// Many callers who need an image at once fetch it once.
+func TestFetchImageOnce(t *testing.T) {
+	g := newGallery(t)
+	g.set(t, coretest.Acme, "tools", one)
+	coretest.OK(t, g.saveImages(t.Context()))
+	g.shelf.texts = map[string]string{}
+	var callers sync.WaitGroup
+	for range 8 {
+		callers.Go(func() {
+			if err := g.FetchImage(t.Context(), coretest.Acme, one); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	callers.Wait()
+	if g.shelf.texts[one] != "first" || g.shelf.accepted != 1 {
+		t.Errorf("the image is %q after %d were fetched, want it fetched once", g.shelf.texts[one], g.shelf.accepted)
 	}
 }
