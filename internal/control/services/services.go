@@ -96,7 +96,7 @@ type Config struct {
 	// Archive keeps named snapshots in the blob store, encrypted unless
 	// PlainSnapshots is set. SnapshotCache is how many bytes their copies on
 	// this machine may take. Nil: they stay on this machine.
-	Archive        *archive.Archive
+	Archive *archive.Archive
 	// TemplateImages are saved there, too. Nil: they are not.
 	TemplateImages snapshots.Images
 	PlainSnapshots bool
