@@ -202,7 +202,7 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 	flags.StringVar(&opts.ShareImages, "share-images", "", "share images of registries with other daemons below images/ here, an address as for --blobs (default: --blobs, if given)")
 	flags.Var(&shared, "share-images-keep", "remove what nobody used for this long from images/ in --blobs, at least 14d; 0 keeps all (default 90d)")
 	flags.StringArrayVar(&opts.Buckets, "bucket", nil, "a bucket that can be a workspace, [TENANT/]NAME=s3://BUCKET/PREFIX?endpoint=URL&region=NAME, with credentials as for --blobs; may be repeated; see: atoll workspace create")
-	flags.BoolVar(&opts.PlainSnapshots, "plain-snapshots", false, "do not encrypt snapshots there with workspace.key")
+	flags.BoolVar(&opts.PlainSnapshots, "plain-snapshots", false, "do not encrypt snapshots and images of templates there with workspace.key")
 	flags.Var((*resource.SizeFlag)(&opts.SnapshotCache), "snapshot-cache", "disk space for copies of saved snapshots on this machine, in bytes (default 16g)")
 	flags.Var((*resource.SizeFlag)(&opts.StreamRate), "stream-rate", "bytes per second that a stream of a desktop, terminal or port carries in each direction; all streams of a tenant carry eight times as many (default 8m)")
 	flags.StringSliceVar(&opts.Shared, "share-provider", nil, "provider that callers with an API key may choose, besides the one of this daemon; may be repeated")
