@@ -20,19 +20,19 @@ func AllTenantsFlag(flags *pflag.FlagSet, all *bool) {
 
 // TargetOf returns where sandboxes are: those of all tenants of the daemon, or
 // as [Env.target]. Without a daemon there are no tenants.
-func (a *Env) TargetOf(ctx context.Context, allTenants bool) (Sandboxes, error) {
+func (e *Env) TargetOf(ctx context.Context, allTenants bool) (Sandboxes, error) {
 	if !allTenants {
-		return a.Sandboxes(ctx)
+		return e.Sandboxes(ctx)
 	}
-	c, err := a.Daemon(ctx)
+	c, err := e.Daemon(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if c == nil {
-		return a.here(ctx, false)
+		return e.here(ctx, false)
 	}
-	tenants, err := Tenants(ctx, a, c)
-	return everyTenant{a, tenants}, err
+	tenants, err := Tenants(ctx, e, c)
+	return everyTenant{e, tenants}, err
 }
 
 // tenantClient is a client that acts in a tenant.

@@ -95,8 +95,8 @@ func runs(ctx context.Context, a *Env) (bool, error) {
 
 // socketClient returns a client of the daemon of the state directory, which may
 // not run.
-func (a *Env) socketClient(key string) (*atoll.Client, error) {
-	path, err := filepath.Abs(a.Socket())
+func (e *Env) socketClient(key string) (*atoll.Client, error) {
+	path, err := filepath.Abs(e.Socket())
 	if err != nil {
 		return nil, err
 	}

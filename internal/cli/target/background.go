@@ -32,11 +32,11 @@ const (
 // StartDaemon starts a daemon that outlives this program, unless one runs, and
 // returns its process when it answers; zero if one ran already. Of many that
 // try at once, one starts it. dir is where it works, "/" if it is empty.
-func (a *Env) StartDaemon(ctx context.Context, dir string, args []string) (pid int, err error) {
-	if _, err := a.Node(); err != nil { // creates the state directory, or returns an error
+func (e *Env) StartDaemon(ctx context.Context, dir string, args []string) (pid int, err error) {
+	if _, err := e.Node(); err != nil { // creates the state directory, or returns an error
 		return 0, err
 	}
-	state, err := filepath.Abs(filepath.Dir(a.Socket()))
+	state, err := filepath.Abs(filepath.Dir(e.Socket()))
 	if err != nil {
 		return 0, err
 	}
@@ -45,7 +45,7 @@ func (a *Env) StartDaemon(ctx context.Context, dir string, args []string) (pid i
 		return 0, err
 	}
 	defer release()
-	if runs, err := awaitOther(ctx, a, filepath.Join(state, LockName)); err != nil || runs {
+	if runs, err := awaitOther(ctx, e, filepath.Join(state, LockName)); err != nil || runs {
 		return 0, err
 	}
 	log, err := os.OpenFile(filepath.Join(state, logName), os.O_WRONLY|os.O_CREATE|os.O_APPEND|unix.O_NOFOLLOW, 0o600)
@@ -70,7 +70,7 @@ func (a *Env) StartDaemon(ctx context.Context, dir string, args []string) (pid i
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
-	return cmd.Process.Pid, awaitDaemon(ctx, a, cmd, filepath.Join(state, logName), before)
+	return cmd.Process.Pid, awaitDaemon(ctx, e, cmd, filepath.Join(state, logName), before)
 }
 
 // awaitOther reports whether a daemon runs already. It waits for one that holds

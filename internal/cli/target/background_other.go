@@ -9,6 +9,6 @@ const (
 	LockName = "daemon.lock"
 )
 
-func (a *Env) StartDaemon(context.Context, string, []string) (pid int, err error) {
+func (e *Env) StartDaemon(context.Context, string, []string) (pid int, err error) {
 	return 0, ClientOnly("no daemon can run on this machine")
 }

@@ -38,9 +38,9 @@ func contextFile(a *Env) (string, error) {
 }
 
 // Contexts reads the file. Without one, or without a home, there are none.
-func (a *Env) Contexts() (c contexts, err error) {
+func (e *Env) Contexts() (c contexts, err error) {
 	c.Known = map[string]DaemonContext{}
-	if c.path, err = contextFile(a); err != nil {
+	if c.path, err = contextFile(e); err != nil {
 		return c, nil //nolint:nilerr // a user without a home has no contexts
 	}
 	text, err := os.ReadFile(c.path)
@@ -107,20 +107,20 @@ func ChosenContext(a *Env, c *contexts) string {
 // NamedDaemon returns the address and key of the daemon that the user names:
 // by $ATOLL_HOST, else by a context. An empty host is the daemon of the state
 // directory. said is what named it.
-func (a *Env) NamedDaemon() (d DaemonContext, said string, err error) {
-	if d.Host, _ = a.LookupEnv("ATOLL_HOST"); d.Host != "" {
-		d.Key, _ = a.LookupEnv("ATOLL_KEY")
+func (e *Env) NamedDaemon() (d DaemonContext, said string, err error) {
+	if d.Host, _ = e.LookupEnv("ATOLL_HOST"); d.Host != "" {
+		d.Key, _ = e.LookupEnv("ATOLL_KEY")
 		return d, "ATOLL_HOST", nil
 	}
-	all, err := a.Contexts()
+	all, err := e.Contexts()
 	if err != nil {
 		return d, "", err
 	}
-	name := ChosenContext(a, &all)
+	name := ChosenContext(e, &all)
 	if d, err = all.Get(name); err != nil || d.Host == "" {
 		return d, "", err
 	}
-	if key, _ := a.LookupEnv("ATOLL_KEY"); key != "" {
+	if key, _ := e.LookupEnv("ATOLL_KEY"); key != "" {
 		d.Key = key
 	}
 	return d, "the context " + name, nil

@@ -11,27 +11,27 @@ import (
 )
 
 // NoDaemon reports whether the user wants no daemon to be started for a command.
-func (a *Env) NoDaemon() bool {
-	text, _ := a.LookupEnv("ATOLL_NO_DAEMON")
+func (e *Env) NoDaemon() bool {
+	text, _ := e.LookupEnv("ATOLL_NO_DAEMON")
 	wanted, err := strconv.ParseBool(text)
-	return a.Direct || text != "" && (err != nil || wanted)
+	return e.Direct || text != "" && (err != nil || wanted)
 }
 
 // MustDaemon is daemon for commands that make no sense without one: if none runs,
 // it starts one in the background and says so.
-func (a *Env) MustDaemon(ctx context.Context) (*atoll.Client, error) {
-	c, err := a.Daemon(ctx)
+func (e *Env) MustDaemon(ctx context.Context) (*atoll.Client, error) {
+	c, err := e.Daemon(ctx)
 	if err != nil || c != nil {
 		return c, err
 	}
-	if a.NoDaemon() {
+	if e.NoDaemon() {
 		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "no daemon runs", Hint: "start one with: atoll up"}
 	}
-	if err := StartNoted(ctx, a); err != nil {
+	if err := StartNoted(ctx, e); err != nil {
 		return nil, err
 	}
-	if c, err = a.Daemon(ctx); err == nil && c == nil {
-		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon was started but does not answer", Hint: "see " + filepath.Join(filepath.Dir(a.Socket()), logName)}
+	if c, err = e.Daemon(ctx); err == nil && c == nil {
+		err = &sandbox.Error{Code: sandbox.CodeUnavailable, Message: "the daemon was started but does not answer", Hint: "see " + filepath.Join(filepath.Dir(e.Socket()), logName)}
 	}
 	return c, err
 }
@@ -46,12 +46,12 @@ func StartNoted(ctx context.Context, a *Env) error {
 }
 
 // DaemonSandbox returns a sandbox of the daemon, or that of a session.
-func (a *Env) DaemonSandbox(ctx context.Context, name string) (*atoll.Sandbox, error) {
-	c, err := a.MustDaemon(ctx)
+func (e *Env) DaemonSandbox(ctx context.Context, name string) (*atoll.Sandbox, error) {
+	c, err := e.MustDaemon(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if a.Sessions {
+	if e.Sessions {
 		s, err := c.Sessions().Get(ctx, name)
 		if err != nil {
 			return nil, err

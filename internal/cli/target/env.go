@@ -67,13 +67,13 @@ type Env struct {
 }
 
 // Close ends what the commands have opened. It ends no sandbox.
-func (a *Env) Close() error {
+func (e *Env) Close() error {
 	var err error
-	if a.system != nil {
-		err = a.system.Close()
+	if e.system != nil {
+		err = e.system.Close()
 	}
-	if a.conn != nil {
-		err = errors.Join(err, a.conn.Close())
+	if e.conn != nil {
+		err = errors.Join(err, e.conn.Close())
 	}
 	return err
 }
@@ -88,32 +88,32 @@ type Version struct {
 }
 
 // DefaultProvider names the provider that is used unless another one is named.
-func (a *Env) DefaultProvider() string {
-	if len(a.Providers) == 0 {
+func (e *Env) DefaultProvider() string {
+	if len(e.Providers) == 0 {
 		return ""
 	}
-	return a.Providers[0].Name
+	return e.Providers[0].Name
 }
 
 // ChosenProvider returns the provider that the flag, else the environment,
 // else the default names.
-func (a *Env) ChosenProvider() string {
-	return cmp.Or(a.AskedProvider(), a.DefaultProvider())
+func (e *Env) ChosenProvider() string {
+	return cmp.Or(e.AskedProvider(), e.DefaultProvider())
 }
 
 // AskedProvider returns the provider that the flag, else the environment names,
 // empty if neither does.
-func (a *Env) AskedProvider() string {
-	if a.Provider != "" {
-		return a.Provider
+func (e *Env) AskedProvider() string {
+	if e.Provider != "" {
+		return e.Provider
 	}
-	name, _ := a.LookupEnv("ATOLL_PROVIDER")
+	name, _ := e.LookupEnv("ATOLL_PROVIDER")
 	return name
 }
 
 // WarningOf returns the warning to show before something runs on a provider.
-func (a *Env) WarningOf(provider string) string {
-	for _, p := range a.Providers {
+func (e *Env) WarningOf(provider string) string {
+	for _, p := range e.Providers {
 		if p.Name == provider {
 			return p.Warning
 		}
@@ -122,18 +122,18 @@ func (a *Env) WarningOf(provider string) string {
 }
 
 // Node opens the node, once.
-func (a *Env) Node() (System, error) {
-	if a.system != nil {
-		return a.system, nil
+func (e *Env) Node() (System, error) {
+	if e.system != nil {
+		return e.system, nil
 	}
-	if a.Open == nil {
-		return nil, a.InEngine("nothing can run on this machine")
+	if e.Open == nil {
+		return nil, e.InEngine("nothing can run on this machine")
 	}
-	system, err := a.Open(a.StateDir)
+	system, err := e.Open(e.StateDir)
 	if err != nil {
 		return nil, err
 	}
-	a.system = system
+	e.system = system
 	return system, nil
 }
 
@@ -146,10 +146,10 @@ func ClientOnly(what string) error {
 }
 
 // openEngine opens the engine of the chosen provider.
-func (a *Env) openEngine(ctx context.Context, attached bool) (*engine.Engine, error) {
-	system, err := a.Node()
+func (e *Env) openEngine(ctx context.Context, attached bool) (*engine.Engine, error) {
+	system, err := e.Node()
 	if err != nil {
 		return nil, err
 	}
-	return system.Engine(ctx, a.ChosenProvider(), attached)
+	return system.Engine(ctx, e.ChosenProvider(), attached)
 }

@@ -24,7 +24,7 @@ type RemoteSandboxes struct {
 }
 
 // SandboxesOf returns the sandboxes of a client's daemon.
-func (a *Env) SandboxesOf(c *atoll.Client) RemoteSandboxes { return RemoteSandboxes{a, c} }
+func (e *Env) SandboxesOf(c *atoll.Client) RemoteSandboxes { return RemoteSandboxes{e, c} }
 
 // Warning asks the daemon about a provider that this program does not know. Asking
 // makes the daemon probe all of its providers. Without a name, create warns of the

@@ -62,32 +62,32 @@ type Files interface {
 // else the one that listens in the state directory. Without one it is nil. One
 // that listens and does not answer is an error. A provider is chosen within the
 // daemon.
-func (a *Env) Daemon(ctx context.Context) (*atoll.Client, error) {
-	if a.Client != nil {
-		return a.Client, nil
+func (e *Env) Daemon(ctx context.Context) (*atoll.Client, error) {
+	if e.Client != nil {
+		return e.Client, nil
 	}
-	d, _, err := a.NamedDaemon()
+	d, _, err := e.NamedDaemon()
 	if err != nil {
 		return nil, err
 	}
 	if d.Host == "" {
-		return localDaemon(ctx, a)
+		return localDaemon(ctx, e)
 	}
 	c, err := atoll.New(atoll.Options{Host: d.Host, Key: d.Key})
 	if err != nil {
 		return nil, err
 	}
-	return a.connected(c), nil
+	return e.connected(c), nil
 }
 
 // connected keeps a client until the command ends, and returns the one that acts
 // in the tenant of --tenant.
-func (a *Env) connected(c *atoll.Client) *atoll.Client {
-	a.conn, a.Client = c, c
-	if a.Tenant != "" {
-		a.Client = c.WithTenant(a.Tenant)
+func (e *Env) connected(c *atoll.Client) *atoll.Client {
+	e.conn, e.Client = c, c
+	if e.Tenant != "" {
+		e.Client = c.WithTenant(e.Tenant)
 	}
-	return a.Client
+	return e.Client
 }
 
 // localDaemon returns a client of the daemon of the state directory, nil if none
@@ -109,9 +109,9 @@ func localDaemon(ctx context.Context, a *Env) (*atoll.Client, error) {
 }
 
 // Socket is where the daemon of the state directory listens.
-func (a *Env) Socket() string {
-	if a.StateDir != "" {
-		return filepath.Join(a.StateDir, atoll.SocketName)
+func (e *Env) Socket() string {
+	if e.StateDir != "" {
+		return filepath.Join(e.StateDir, atoll.SocketName)
 	}
 	path, err := atoll.DefaultSocket()
 	if err != nil {
@@ -121,27 +121,27 @@ func (a *Env) Socket() string {
 }
 
 // Sandboxes returns the daemon if there is one, else this machine.
-func (a *Env) Sandboxes(ctx context.Context) (Sandboxes, error) {
-	c, err := a.Daemon(ctx)
+func (e *Env) Sandboxes(ctx context.Context) (Sandboxes, error) {
+	c, err := e.Daemon(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if c != nil {
-		return a.SandboxesOf(c), nil
+		return e.SandboxesOf(c), nil
 	}
-	return a.here(ctx, false)
+	return e.here(ctx, false)
 }
 
 // here returns this machine.
-func (a *Env) here(ctx context.Context, attached bool) (Sandboxes, error) {
-	if a.Tenant != "" {
+func (e *Env) here(ctx context.Context, attached bool) (Sandboxes, error) {
+	if e.Tenant != "" {
 		return nil, &sandbox.Error{Code: sandbox.CodeUnavailable, Subject: "tenant", Message: "tenants belong to a daemon, and none runs", Hint: "start one with: atoll up"}
 	}
-	c, err := a.openEngine(ctx, attached)
+	c, err := e.openEngine(ctx, attached)
 	if err != nil {
 		return nil, err
 	}
-	return localSandboxes{a, c}, nil
+	return localSandboxes{e, c}, nil
 }
 
 // RunnerFor returns where to run what a request asks for: the daemon, if one
@@ -149,27 +149,27 @@ func (a *Env) here(ctx context.Context, attached bool) (Sandboxes, error) {
 // one. Sandboxes that stay should have a daemon, but work without if none may
 // be started. Without a daemon, a sandbox that goes away with its command is
 // tied to this process by the kernel.
-func (a *Env) RunnerFor(ctx context.Context, req *engine.RunRequest, detach bool) (Sandboxes, error) {
-	c, err := a.Daemon(ctx)
+func (e *Env) RunnerFor(ctx context.Context, req *engine.RunRequest, detach bool) (Sandboxes, error) {
+	c, err := e.Daemon(ctx)
 	if err != nil {
 		return nil, err
 	}
 	stays := req.Keep || detach
 	weak := false
-	if c == nil && !a.NoDaemon() {
-		if weak, err = tooWeak(ctx, a, &req.Spec); err != nil {
+	if c == nil && !e.NoDaemon() {
+		if weak, err = tooWeak(ctx, e, &req.Spec); err != nil {
 			return nil, err
 		}
 	}
-	if c == nil && (weak || needsDaemon(&req.Spec) || stays && !a.NoDaemon()) {
-		if c, err = a.MustDaemon(ctx); err != nil {
+	if c == nil && (weak || needsDaemon(&req.Spec) || stays && !e.NoDaemon()) {
+		if c, err = e.MustDaemon(ctx); err != nil {
 			return nil, err
 		}
 	}
 	if c == nil {
-		return a.here(ctx, !stays)
+		return e.here(ctx, !stays)
 	}
-	return a.SandboxesOf(c), nil
+	return e.SandboxesOf(c), nil
 }
 
 // tooWeak reports whether the provider of a program without a daemon isolates less
@@ -191,11 +191,11 @@ func needsDaemon(spec *sandbox.Spec) bool {
 }
 
 // Find returns the sandbox of that name.
-func (a *Env) Find(ctx context.Context, name string) (Sandbox, error) {
-	if a.Sessions {
-		return findSession(ctx, a, name)
+func (e *Env) Find(ctx context.Context, name string) (Sandbox, error) {
+	if e.Sessions {
+		return findSession(ctx, e, name)
 	}
-	t, err := a.Sandboxes(ctx)
+	t, err := e.Sandboxes(ctx)
 	if err != nil {
 		return nil, err
 	}

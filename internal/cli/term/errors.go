@@ -69,7 +69,7 @@ func BadFlag(flag, format string, args ...any) *sandbox.Error {
 }
 
 // Finish says what went wrong, if anything, and returns the exit code.
-func (a *Term) Finish(cmd *cobra.Command, err error) int {
+func (t *Term) Finish(cmd *cobra.Command, err error) int {
 	var code ExitCode
 	switch {
 	case err == nil:
@@ -79,7 +79,7 @@ func (a *Term) Finish(cmd *cobra.Command, err error) int {
 	case readerGone(err):
 		return 128 + int(syscall.SIGPIPE) // as of other tools, which that signal kills
 	}
-	a.Report(cmd, err)
+	t.Report(cmd, err)
 	if runsCommands(cmd) {
 		return ExitAtoll
 	}
@@ -111,9 +111,9 @@ func isUsage(err error) bool {
 
 // Report writes an error and its hint as text or, with --json, as an object on
 // one line. Only the text contains the usage of the command.
-func (a *Term) Report(cmd *cobra.Command, err error) {
+func (t *Term) Report(cmd *cobra.Command, err error) {
 	if wantsJSON(cmd) && !isUsage(err) {
-		_ = WriteJSON(a.Stderr, map[string]*sandbox.Error{"error": Typed(err)}, "")
+		_ = WriteJSON(t.Stderr, map[string]*sandbox.Error{"error": Typed(err)}, "")
 		return
 	}
 	text, hint := Explain(err)
@@ -123,9 +123,9 @@ func (a *Term) Report(cmd *cobra.Command, err error) {
 	if hint == "" && cmd != nil && isUsage(err) {
 		hint = "see: " + cmd.CommandPath() + " --help"
 	}
-	a.SayLines("error", text)
+	t.SayLines("error", text)
 	if hint != "" {
-		a.SayLines("hint", hint)
+		t.SayLines("hint", hint)
 	}
 }
 
@@ -148,12 +148,12 @@ func Typed(err error) *sandbox.Error {
 }
 
 // Say writes one line of prose to standard error.
-func (a *Term) Say(kind, text string) { a.SayLines(kind, inline(text)) }
+func (t *Term) Say(kind, text string) { t.SayLines(kind, inline(text)) }
 
 // SayLines writes prose, which may have several lines, to standard error.
-func (a *Term) SayLines(kind, text string) {
+func (t *Term) SayLines(kind, text string) {
 	color := map[string]string{"error": Red, "warning": Yellow, "hint": Cyan}[kind]
-	a.Notef("atoll: %s %s\n", a.Paint(a.Stderr, color, kind+":"), Painted(Visible(text)))
+	t.Notef("atoll: %s %s\n", t.Paint(t.Stderr, color, kind+":"), Painted(Visible(text)))
 }
 
 // Explain returns the text of an error without the names of inner operations,

@@ -11,20 +11,20 @@ import (
 
 // OpenLink prints a link that works once, and opens it in the browser unless
 // stay is set or there is none.
-func (a *Term) OpenLink(ctx context.Context, link string, stay bool) error {
-	if err := a.Println(link); err != nil {
+func (t *Term) OpenLink(ctx context.Context, link string, stay bool) error {
+	if err := t.Println(link); err != nil {
 		return err
 	}
-	if stay || !a.hasScreen() || !browse(ctx, link) {
-		a.Notef("atoll: open the link in a browser; it works once\n")
+	if stay || !t.hasScreen() || !browse(ctx, link) {
+		t.Notef("atoll: open the link in a browser; it works once\n")
 	}
 	return nil
 }
 
 // hasScreen reports whether a browser can be shown here.
-func (a *Term) hasScreen() bool {
+func (t *Term) hasScreen() bool {
 	for _, name := range []string{"DISPLAY", "WAYLAND_DISPLAY"} {
-		if v, _ := a.LookupEnv(name); v != "" {
+		if v, _ := t.LookupEnv(name); v != "" {
 			return true
 		}
 	}

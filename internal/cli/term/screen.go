@@ -26,15 +26,15 @@ const (
 // Watch repeatedly shows the result of frame until ctx ends, which is not an
 // error. On a terminal each frame replaces the previous one, and the terminal
 // is restored at the end; elsewhere frames follow each other.
-func (a *Term) Watch(ctx context.Context, every time.Duration, frame func(context.Context) (string, error)) (err error) {
-	screen, _ := a.Stdout.(*os.File)
-	if !IsTerminal(a.Stdout) {
+func (t *Term) Watch(ctx context.Context, every time.Duration, frame func(context.Context) (string, error)) (err error) {
+	screen, _ := t.Stdout.(*os.File)
+	if !IsTerminal(t.Stdout) {
 		screen = nil
 	}
 	began := false
 	defer func() {
 		if began {
-			_ = a.Printf("%s", Painted(leaveScreen))
+			_ = t.Printf("%s", Painted(leaveScreen))
 		}
 	}()
 	for {
@@ -51,7 +51,7 @@ func (a *Term) Watch(ctx context.Context, every time.Duration, frame func(contex
 		} else if screen != nil {
 			text = fit(screen, text)
 		}
-		if err := a.Printf("%s", Painted(text)); err != nil {
+		if err := t.Printf("%s", Painted(text)); err != nil {
 			return err
 		}
 		select {

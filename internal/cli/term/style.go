@@ -55,12 +55,12 @@ type Painted string
 
 // Paint makes text visible, and colours it if w is a terminal, unless the
 // environment forbids it (no-color.org).
-func (a *Term) Paint(w io.Writer, color, text string) Painted {
+func (t *Term) Paint(w io.Writer, color, text string) Painted {
 	text = Visible(text)
-	if no, _ := a.LookupEnv("NO_COLOR"); no != "" || color == "" || !IsTerminal(w) {
+	if no, _ := t.LookupEnv("NO_COLOR"); no != "" || color == "" || !IsTerminal(w) {
 		return Painted(text)
 	}
-	if kind, _ := a.LookupEnv("TERM"); kind == "dumb" {
+	if kind, _ := t.LookupEnv("TERM"); kind == "dumb" {
 		return Painted(text)
 	}
 	return Painted(color + text + reset)
@@ -127,18 +127,18 @@ func Writef(w io.Writer, format string, args ...any) error {
 }
 
 // Printf writes to standard output as writef does.
-func (a *Term) Printf(format string, args ...any) error { return Writef(a.Stdout, format, args...) }
+func (t *Term) Printf(format string, args ...any) error { return Writef(t.Stdout, format, args...) }
 
 // Println writes one line to standard output. The arguments are shown as those of
 // writef.
-func (a *Term) Println(args ...any) error {
-	_, err := fmt.Fprintln(a.Stdout, shown(args)...)
+func (t *Term) Println(args ...any) error {
+	_, err := fmt.Fprintln(t.Stdout, shown(args)...)
 	return err
 }
 
 // Notef writes prose to standard error as writef does. If it cannot be written, there
 // is nobody to tell.
-func (a *Term) Notef(format string, args ...any) { _ = Writef(a.Stderr, format, args...) }
+func (t *Term) Notef(format string, args ...any) { _ = Writef(t.Stderr, format, args...) }
 
 // shown returns arguments for fmt with which nothing hidden is printed.
 func shown(args []any) []any {
@@ -180,18 +180,18 @@ func VisibleOnly(w io.Writer) io.Writer { return &visibleWriter{w: w} }
 
 // PlainOutput is standard output for text that is written byte by byte, unless it goes
 // to a terminal.
-func (a *Term) PlainOutput() io.Writer {
-	if IsTerminal(a.Stdout) {
-		return VisibleOnly(a.Stdout)
+func (t *Term) PlainOutput() io.Writer {
+	if IsTerminal(t.Stdout) {
+		return VisibleOnly(t.Stdout)
 	}
-	return a.Stdout
+	return t.Stdout
 }
 
 // PrintJSON writes a value for programs.
-func (a *Term) PrintJSON(v any) error { return WriteJSON(a.Stdout, v, "  ") }
+func (t *Term) PrintJSON(v any) error { return WriteJSON(t.Stdout, v, "  ") }
 
 // PrintJSONLine writes a value for programs, on one line.
-func (a *Term) PrintJSONLine(v any) error { return WriteJSON(a.Stdout, v, "") }
+func (t *Term) PrintJSONLine(v any) error { return WriteJSON(t.Stdout, v, "") }
 
 // WriteJSON writes a value as JSON and a line break, without hidden characters.
 func WriteJSON(w io.Writer, v any, indent string) error {
@@ -228,8 +228,8 @@ func escapeJSON(text []byte) []byte {
 }
 
 // Table writes rows in aligned columns under a header.
-func (a *Term) Table(header string, rows [][]string) error {
-	return a.Printf("%s", Painted(TableText(header, rows)))
+func (t *Term) Table(header string, rows [][]string) error {
+	return t.Printf("%s", Painted(TableText(header, rows)))
 }
 
 // TableText is a table as text.

@@ -14,15 +14,15 @@ type Term struct {
 }
 
 // Warn says it, unless there is nothing to say.
-func (a *Term) Warn(warning string) {
+func (t *Term) Warn(warning string) {
 	if warning != "" {
-		a.Say("warning", warning)
+		t.Say("warning", warning)
 	}
 }
 
 // Terminal returns the terminal we were called from, nil without one.
-func (a *Term) Terminal() *os.File {
-	for _, stream := range []any{a.Stdin, a.Stdout, a.Stderr} {
+func (t *Term) Terminal() *os.File {
+	for _, stream := range []any{t.Stdin, t.Stdout, t.Stderr} {
 		if IsTerminal(stream) {
 			return stream.(*os.File)
 		}
