@@ -288,7 +288,9 @@ now=
 shift 2
 cd / && exec "$@"`
 
-// another is the exit status of guard in another sandbox than it expects.
+// another is the exit status of guard in another sandbox than it expects. Until it
+// is known, guard writes nothing to its standard output, but it may to its
+// standard error.
 const another = 96
 
 // tidy removes the sandbox that a command has made, if it is a new one.
@@ -430,11 +432,11 @@ func (e *events) run(argv []string) {
 	for stream := rest.NewStream(body); ; {
 		now := said{}
 		now.Event, now.err = e.read(stream)
-		other := now.Exit != nil && *now.Exit == another
-		if !e.known.Load() && (other || now.err != nil) {
+		ours := now.Stdout != "" || now.Exit != nil && *now.Exit != another
+		if !e.known.Load() && !ours && (now.Exit != nil || now.err != nil) {
 			e.in.api.tidy(e.in)
 		}
-		e.known.Store(e.known.Load() || !other)
+		e.known.Store(e.known.Load() || ours)
 		select {
 		case e.said <- now:
 		case <-e.ctx.Done():
