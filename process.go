@@ -215,7 +215,8 @@ func (p *Process) Signal(ctx context.Context, sig int) error {
 	}
 }
 
-// Resize sets the size of the terminal; without one it is CodeInvalid.
+// Resize sets the size of the terminal; without one it is CodeInvalid. A command
+// that has ended may be CodeNotFound.
 func (p *Process) Resize(ctx context.Context, size sandbox.WindowSize) error {
 	check := sandbox.Command{Args: []string{"-"}, TTY: &size}
 	if err := check.Validate(); err != nil {
@@ -227,15 +228,26 @@ func (p *Process) Resize(ctx context.Context, size sandbox.WindowSize) error {
 	return p.send(ctx, stream.Message{Type: "resize", Size: &size})
 }
 
+// send sends a message to the daemon, if necessary over the next connection. The
+// daemon closes the last one after the command has ended: then nothing can be
+// sent, and the error is CodeNotFound.
 func (p *Process) send(ctx context.Context, m stream.Message) error {
 	for c := p.current(); ; {
 		err := c.link.Send(ctx, m)
 		if err == nil {
 			return nil
 		}
-		if c = c.successor(ctx); c == nil {
-			return client.TransportError(ctx, err)
+		if c = c.successor(ctx); c != nil {
+			continue
 		}
+		select {
+		case <-p.ended:
+			if p.err == nil {
+				return &sandbox.Error{Code: sandbox.CodeNotFound, Op: "process." + m.Type, Subject: p.info.ID, Message: "the command has ended"}
+			}
+		default:
+		}
+		return client.TransportError(ctx, err)
 	}
 }
 

@@ -1,11 +1,14 @@
 package atoll_test
 
 import (
+	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -67,5 +70,87 @@ func TestOutputBreaksOff(t *testing.T) {
 	}
 	if exit, err := p.Wait(t.Context()); err != nil || exit.Reason != sandbox.ReasonExited {
 		t.Errorf("the end of the command is %v, %v", exit, err)
+	}
+}
+
+// held is a connection whose writes wait, after armed was set, and then fail.
+type held struct {
+	net.Conn
+	armed            *atomic.Bool
+	writing, release chan struct{}
+}
+
+func (c held) Write(b []byte) (int, error) {
+	if !c.armed.Load() {
+		return c.Conn.Write(b)
+	}
+	select {
+	case c.writing <- struct{}{}:
+	default:
+	}
+	<-c.release
+	c.Close()
+	return 0, net.ErrClosed
+}
+
+// The daemon closes the connection when the command has ended. A signal that is
+// sent at this moment finds no command; this does not mean that the daemon does
+// not answer.
+func TestSignalAtTheEnd(t *testing.T) {
+	end := make(chan struct{})
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/sandboxes/one", func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, `{"id":"sb-one","name":"one","state":"running"}`)
+	})
+	mux.HandleFunc("GET /v1/sandboxes/{ref}/exec", func(w http.ResponseWriter, r *http.Request) {
+		ws, err := websocket.Accept(w, r, nil)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		link := stream.New(t.Context(), ws)
+		defer link.Abort()
+		if _, err := link.Receive(t.Context()); err != nil {
+			t.Error(err)
+		}
+		exit := sandbox.Exit{Reason: sandbox.ReasonExited}
+		_ = link.Send(t.Context(), stream.Message{Type: "started", Process: &sandbox.ProcessInfo{ID: "p"}, At: &stream.Position{}})
+		<-end
+		_ = link.Send(t.Context(), stream.Message{Type: "exit", Exit: &exit})
+	})
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	var armed atomic.Bool
+	writing, release := make(chan struct{}, 1), make(chan struct{})
+	transport := &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, address)
+		return held{conn, &armed, writing, release}, err
+	}}
+	t.Cleanup(transport.CloseIdleConnections)
+	c, err := atoll.New(atoll.Options{Host: s.URL, Key: "k", Transport: transport})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	sb, err := c.Get(t.Context(), "one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := sb.Exec(t.Context(), sandbox.Command{Args: []string{"x"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	armed.Store(true)
+	signaled := make(chan error, 1)
+	go func() { signaled <- p.Signal(t.Context(), 15) }()
+	<-writing
+	close(end)
+	if exit, err := p.Wait(t.Context()); err != nil || exit.Reason != sandbox.ReasonExited {
+		t.Errorf("the end of the command is %v, %v", exit, err)
+	}
+	close(release)
+	if err := <-signaled; sandbox.CodeOf(err) != sandbox.CodeNotFound {
+		t.Errorf("the signal at the end: %v, want %s", err, sandbox.CodeNotFound)
 	}
 }
