@@ -10,35 +10,84 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 )
 
-// The deadline of a body must not bound the processing: a command runs much
-// longer than its request takes to arrive.
-func TestBodyTimeoutIsForTheBody(t *testing.T) {
-	a := New(Services{}, Options{})
-	op := operation("slow", http.MethodPost, "/slow/{ref}", "Test", "Take longer than the body may")
-	op.BodyReadTimeout = 10 * time.Millisecond
-	huma.Register(a.huma, op, func(ctx context.Context, _ *stopInput) (*struct{}, error) {
-		select {
-		case <-ctx.Done():
-			t.Error("the deadline of the body ended the request")
-		case <-time.After(20 * op.BodyReadTimeout):
-		}
-		return nil, nil
+// pipes is a listener in memory, so that a test can have a clock of its own.
+type pipes struct {
+	conns chan net.Conn
+	over  chan struct{}
+}
+
+func (p pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.over:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p pipes) Close() error   { close(p.over); return nil }
+func (p pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipe", Net: "unix"} }
+
+// dial starts a server that ends with the test, and connects to it.
+func dial(t *testing.T, h http.Handler) net.Conn {
+	t.Helper()
+	p := pipes{make(chan net.Conn), make(chan struct{})}
+	s := &http.Server{Handler: h}
+	go func() { _ = s.Serve(p) }()
+	client, server := net.Pipe()
+	p.conns <- server
+	t.Cleanup(func() {
+		client.Close()
+		s.Close()
 	})
-	s := httptest.NewServer(a)
-	defer s.Close()
-	resp, err := s.Client().Post(s.URL+"/slow/x", "application/json", strings.NewReader("{}"))
+	return client
+}
+
+// send sends a request with a body of 10 bytes in parts, with a pause before
+// each of them, and returns the status of the answer. A server that gives up takes
+// no more.
+func send(t *testing.T, c net.Conn, method, path string, pause time.Duration, parts ...string) int {
+	t.Helper()
+	go func() {
+		_, err := fmt.Fprintf(c, "%s %s HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n", method, path)
+		for i := 0; err == nil && i < len(parts); i++ {
+			time.Sleep(pause)
+			_, err = io.WriteString(c, parts[i])
+		}
+	}()
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = resp.Body.Close()
-	if resp.StatusCode != http.StatusNoContent {
-		t.Errorf("status %d", resp.StatusCode)
-	}
+	defer resp.Body.Close()
+	return resp.StatusCode
+}
+
+// The deadline of a body must not bound the processing: a command runs much
+// longer than its request takes to arrive.
+func TestBodyTimeoutIsForTheBody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := New(Services{}, Options{})
+		op := operation("slow", http.MethodPost, "/slow/{ref}", "Test", "Take longer than the body may")
+		op.BodyReadTimeout = 10 * time.Millisecond
+		huma.Register(a.huma, op, func(ctx context.Context, _ *stopInput) (*struct{}, error) {
+			select {
+			case <-ctx.Done():
+				t.Error("the deadline of the body ended the request")
+			case <-time.After(20 * op.BodyReadTimeout):
+			}
+			return nil, nil
+		})
+		if status := send(t, dial(t, a), http.MethodPost, "/slow/x", 0, "{}        "); status != http.StatusNoContent {
+			t.Errorf("status %d", status)
+		}
+	})
 }
 
 // TestAttackSilentBody sends part of a body, or none of it, and keeps the
@@ -46,26 +95,7 @@ func TestBodyTimeoutIsForTheBody(t *testing.T) {
 // read it or not. A slow body is read to its end, and processing it may take
 // any time.
 func TestAttackSilentBody(t *testing.T) {
-	const rest = 300 * time.Millisecond
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer boundBody(w, r, rest)()
-		status := http.StatusOK
-		switch r.URL.Path {
-		case "/read":
-			if _, err := io.Copy(io.Discard, r.Body); err != nil {
-				status = http.StatusRequestTimeout
-			}
-		case "/work":
-			_, _ = io.Copy(io.Discard, r.Body)
-			select {
-			case <-r.Context().Done():
-				t.Error("the deadline of the body ended the request")
-			case <-time.After(3 * rest):
-			}
-		}
-		w.WriteHeader(status)
-	}))
-	t.Cleanup(s.Close)
+	const rest = 10 * time.Second
 	for name, tt := range map[string]struct {
 		path string
 		send []string // with pauses shorter than the deadline
@@ -79,26 +109,29 @@ func TestAttackSilentBody(t *testing.T) {
 		"long work":               {"/work", []string{"0123456789"}, http.StatusOK},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c, err := net.Dial("tcp", s.Listener.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer c.Close()
-			fmt.Fprintf(c, "PUT %s HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n", tt.path)
-			for _, part := range tt.send {
-				time.Sleep(rest / 2)
-				_, _ = io.WriteString(c, part)
-			}
-			_ = c.SetReadDeadline(time.Now().Add(20 * time.Second))
-			resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer resp.Body.Close()
-			if resp.StatusCode != tt.want {
-				t.Errorf("status %d, want %d", resp.StatusCode, tt.want)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				c := dial(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					defer boundBody(w, r, rest)()
+					status := http.StatusOK
+					switch r.URL.Path {
+					case "/read":
+						if _, err := io.Copy(io.Discard, r.Body); err != nil {
+							status = http.StatusRequestTimeout
+						}
+					case "/work":
+						_, _ = io.Copy(io.Discard, r.Body)
+						select {
+						case <-r.Context().Done():
+							t.Error("the deadline of the body ended the request")
+						case <-time.After(3 * rest):
+						}
+					}
+					w.WriteHeader(status)
+				}))
+				if status := send(t, c, http.MethodPut, tt.path, rest/2, tt.send...); status != tt.want {
+					t.Errorf("status %d, want %d", status, tt.want)
+				}
+			})
 		})
 	}
 }
