@@ -442,7 +442,8 @@ func (c *Core) living(ctx context.Context) (living []Sandbox, err error) {
 
 // tidy ends sandboxes whose creation was not completed, because the service did
 // not answer or the process ended, and removes them from the list. It also
-// removes the other resources of sandboxes that ended by themselves.
+// removes the other resources of sandboxes that ended by themselves. What is still
+// being created, or removed after that failed, is only removed from the list.
 func (c *Core) tidy(ctx context.Context, there map[sandbox.ID]Sandbox) error {
 	ours, err := c.Ours(ctx)
 	if err != nil {
@@ -451,14 +452,18 @@ func (c *Core) tidy(ctx context.Context, there map[sandbox.ID]Sandbox) error {
 	for _, name := range c.IDs() {
 		id := sandbox.ID(name)
 		_, appeared := there[id]
-		if r, ok := c.Get(name); !ok || !ours(r.Binding) || !r.unfinished(appeared) {
+		r, ok := c.Get(name)
+		if !ok || !ours(r.Binding) || !r.unfinished(appeared) {
 			continue
 		}
 		once, cancel := context.WithCancel(ctx)
 		cancel() // a single attempt
 		l, err := c.Lock(once, name)
-		if err != nil {
-			continue // it is being created or removed
+		if err != nil { // it is being created or removed, perhaps after its caller gave up
+			if r.ServiceID == "" {
+				delete(there, id) // it was not returned to a caller
+			}
+			continue
 		}
 		gone, err := c.finish(ctx, l, id)
 		l.Unlock()

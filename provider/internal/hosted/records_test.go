@@ -1,8 +1,10 @@
 package hosted
 
 import (
+	"context"
 	"net/url"
 	"testing"
+	"time"
 
 	"github.com/atoll-run/atoll/provider/internal/identity"
 	"github.com/atoll-run/atoll/provider/internal/rest"
@@ -60,5 +62,57 @@ func TestFormerBinding(t *testing.T) {
 	one, _ = c.Binding(t.Context())
 	if two, _ = second.Binding(t.Context()); one == two {
 		t.Errorf("with keys from different files, both have the binding %q", one)
+	}
+}
+
+// listing is a service with one sandbox.
+type listing struct {
+	keyed
+	only  Sandbox
+	ended bool
+}
+
+func (l *listing) List(context.Context, string, sandbox.ID) ([]Sandbox, error) {
+	if l.ended {
+		return nil, nil
+	}
+	return []Sandbox{l.only}, nil
+}
+
+func (l *listing) End(context.Context, sandbox.ID, string) error { l.ended = true; return nil }
+
+// A sandbox whose creation was given up is not listed while it is being removed,
+// which may take longer than its caller waits.
+func TestListDuringUndo(t *testing.T) {
+	base, err := url.Parse("https://api.example.com")
+	if err != nil {
+		t.Fatal(err)
+	}
+	service := &listing{keyed: keyed{credential: Credential{Name: "key", Key: "key"}}}
+	c := &Core{Records: Open(t.TempDir()), Service: service, API: &rest.Client{Base: base}}
+	scope, err := c.Scope()
+	if err != nil {
+		t.Fatal(err)
+	}
+	service.only = Sandbox{ID: "one", Sandbox: "sb", Scope: scope, State: sandbox.Running}
+	l, err := c.Lock(t.Context(), "sb")
+	if err == nil {
+		err = l.Write(Record{Asked: time.Now(), Binding: identity.Account(base, "key")})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for found, err := range c.List(t.Context()) {
+		t.Errorf("while it is being removed, List: %+v, %v", found, err)
+	}
+	if service.ended {
+		t.Error("List has removed what another caller removes")
+	}
+	l.Unlock()
+	for found, err := range c.List(t.Context()) {
+		t.Errorf("after that, List: %+v, %v", found, err)
+	}
+	if !service.ended {
+		t.Error("List has not removed it")
 	}
 }

@@ -148,7 +148,7 @@ func (f *Faulty) Make(t *testing.T, s *sandbox.Spec) driver.Instance {
 }
 
 // GivenUp cancels Create during requests that match the paths. Nothing is left
-// behind.
+// behind after a while: Create does not wait long for a slow service.
 func (f *Faulty) GivenUp(t *testing.T, paths ...string) {
 	for _, path := range paths {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -156,6 +156,11 @@ func (f *Faulty) GivenUp(t *testing.T, paths ...string) {
 		f.Add(servicetest.Fault{Method: http.MethodPost, Path: path, Times: 1, Before: cancel, Delay: 100 * time.Millisecond})
 		if _, err := f.Provider.Create(ctx, f.Spec("sb-given-up")); f.Provider.ErrorCode(err) != sandbox.CodeCanceled {
 			t.Errorf("%s: Create: %v, want canceled", path, err)
+		}
+		for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			if sandboxes, besides := f.Count(); sandboxes+besides == 0 {
+				break
+			}
 		}
 		f.left(t, 0, 0)
 		cancel()
