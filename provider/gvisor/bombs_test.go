@@ -198,7 +198,7 @@ while True:
 		t.Fatal(err)
 	}
 	defer proc.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if exit, err := proc.Wait(ctx); err != nil || exit.Reason != sandbox.ReasonMemory {
 		t.Errorf("the command's Wait = %+v, %v; want reason %s", exit, err, sandbox.ReasonMemory)
@@ -360,7 +360,7 @@ func TestOddFiles(t *testing.T) {
 	victim, _, p := pair(t, sandbox.Resources{})
 	files, _ := driver.As[driver.FileSystem](victim)
 	sh(t, victim, `mkdir /tmp/o; cd /tmp/o; mkfifo fifo; truncate -s 8E sparse || truncate -s 4T sparse; ln -s /dev/zero link; ln -s loop loop; mknod zero c 1 5; python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind("sock")'`)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for _, name := range []string{"fifo", "link", "loop", "zero", "sock", "."} {
 		r, _, err := files.Read(ctx, "/tmp/o/"+name, driver.ReadOptions{})
