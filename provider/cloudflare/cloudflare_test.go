@@ -16,7 +16,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/atoll-run/atoll/driver"
 	"github.com/atoll-run/atoll/internal/testing/servicetest"
@@ -186,11 +185,7 @@ func TestHandover(t *testing.T) {
 	w := serve(t)
 	other := strings.TrimSpace(w.run(t, "key", "create", "other"))
 	h := hostedtest.Handover{
-		Name: cloudflare.Name, Open: w.Opener, Count: func() int {
-			n := len(w.sandboxes(t))
-			time.Sleep(time.Second)
-			return min(n, len(w.sandboxes(t))) // one may be made again for a moment
-		},
+		Name: cloudflare.Name, Open: w.Opener, Count: func() int { return len(w.sandboxes(t)) }, // one may be made again for a moment
 		Other: func(dir string) (driver.Provider, error) {
 			opts := w.options(dir)
 			opts.Key = credential.New("CLOUDFLARE_SANDBOX_API_KEY", other, "", "")

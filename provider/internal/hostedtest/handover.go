@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/driver"
@@ -71,9 +72,15 @@ func (i *installation) resume(e durable.Envelope) (*atoll.Session, error) {
 	return i.c.Sessions().Resume(i.t.Context(), e, atoll.SessionOptions{Name: "agent"})
 }
 
+// count waits until the service has a number of sandboxes: another process may
+// still be removing one.
 func (h *Handover) count(t *testing.T, when string, want int) {
 	t.Helper()
-	if n := h.Count(); n != want {
+	n := h.Count()
+	for end := time.Now().Add(patience); n != want && time.Now().Before(end); n = h.Count() {
+		time.Sleep(20 * time.Millisecond)
+	}
+	if n != want {
 		t.Errorf("%s the service has %d sandboxes, want %d", when, n, want)
 	}
 }
