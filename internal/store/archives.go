@@ -66,3 +66,40 @@ func (o *Operator) Unsaved(ctx context.Context, node, after string, limit int) (
 		node, after, limit)
 	return collect(rows, err, scanSnapshot)
 }
+
+// Filed says that a snapshot, or the image of a template, is in an archive.
+type Filed struct {
+	Subject string // the ID of the snapshot, or the digest of the image
+	Version int    // in the archive
+}
+
+// FiledSnapshots lists the named snapshots of a node in an archive.
+func (o *Operator) FiledSnapshots(ctx context.Context, archive, node string) ([]Filed, error) {
+	rows, err := o.tx.query(ctx, "SELECT id, version FROM snapshots WHERE archive = $1 AND node = $2 AND owner = '' ORDER BY id", archive, node)
+	return collect(rows, err, scanFiled)
+}
+
+// FiledImages lists the images of templates in an archive.
+func (o *Operator) FiledImages(ctx context.Context, archive string) ([]Filed, error) {
+	rows, err := o.tx.query(ctx, "SELECT image, version FROM template_images WHERE archive = $1 ORDER BY image", archive)
+	return collect(rows, err, scanFiled)
+}
+
+func scanFiled(row scanner) (f Filed, err error) {
+	err = row.Scan(&f.Subject, &f.Version)
+	return f, err
+}
+
+// LoseSnapshot records that a snapshot is not in an archive any more, unless it was
+// saved there again.
+func (o *Operator) LoseSnapshot(ctx context.Context, archive string, f Filed) error {
+	_, err := o.tx.exec(ctx, "UPDATE snapshots SET archive = '', version = 0, digest = '', stored = 0 WHERE id = $1 AND archive = $2 AND version = $3",
+		f.Subject, archive, f.Version)
+	return err
+}
+
+// LoseImage is LoseSnapshot of the image of templates.
+func (o *Operator) LoseImage(ctx context.Context, archive string, f Filed) error {
+	_, err := o.tx.exec(ctx, "DELETE FROM template_images WHERE image = $1 AND archive = $2 AND version = $3", f.Subject, archive, f.Version)
+	return err
+}

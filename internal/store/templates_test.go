@@ -254,6 +254,17 @@ func TestTemplateImages(t *testing.T) {
 		if r := found("rival"); r != "rival" {
 			t.Errorf("rival finds that of %q", r)
 		}
+		for _, version := range []int{4, 5} { // of an archive that lost version 4, and then 5
+			ok(t, ts.s.Update(ctx, func(tx *store.Tx) error {
+				all, err := tx.Operator().FiledImages(ctx, "ar-rival")
+				if err == nil && (len(all) != 1 || all[0] != store.Filed{Subject: digest, Version: 5}) {
+					t.Errorf("the archive has %+v", all)
+				}
+				return errors.Join(err, tx.Operator().LoseImage(ctx, "ar-rival", store.Filed{Subject: digest, Version: version}))
+			}))
+		}
+		unsaved("rival " + digest)
+		ok(t, save("rival", 6))
 		remove("acme", "v1")
 		if a := found("acme"); a != "acme" {
 			t.Errorf("acme finds that of %q, though a template has it", a)

@@ -91,7 +91,11 @@ func (w *Workspace) persist(ctx context.Context, root *os.Root, head *record, op
 	}
 	saveCache(opts.Cache, w.ID(), p.remember())
 	if latest := head.latest(); !opts.always && bytes.Equal(latest.Root, encoded) {
-		return latest, nil
+		if len(packs) == 0 {
+			return latest, nil
+		}
+		next.Packs = append(next.Packs, packs...) // chunks that were lost from the blob store
+		return latest, w.commit(ctx, next)
 	}
 	if opts.Unchanged {
 		return Version{}, errStale("the directory differs from the newest version")

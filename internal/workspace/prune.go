@@ -107,6 +107,48 @@ func (k Keep) split(all []Version) (kept []Version, dropped []int) {
 	return kept, dropped
 }
 
+// Whole returns the versions that can be restored, as far as the names and sizes of
+// the packs in the blob store tell, oldest first.
+func (w *Workspace) Whole(ctx context.Context) ([]Version, error) {
+	for {
+		head, err := w.head(ctx)
+		if err != nil {
+			return nil, err
+		}
+		sizes := map[string]int64{}
+		for info, err := range w.blobs.List(ctx, chunk.Prefix) {
+			if err != nil {
+				return nil, err
+			}
+			sizes[info.Key] = info.Size
+		}
+		there := slices.DeleteFunc(slices.Clone(head.Packs), func(p chunk.Pack) bool { return sizes[p.Key()] != p.Size })
+		if len(there) == len(head.Packs) {
+			return head.Versions, nil
+		}
+		if newest, err := w.newest(ctx); err != nil || newest != head.Number {
+			if err != nil {
+				return nil, err
+			}
+			continue // a Prune removed packs
+		}
+		if err := w.chunks.Load(ctx, there); err != nil {
+			return nil, err
+		}
+		var whole []Version
+		for _, v := range head.Versions {
+			_, err := w.live(ctx, []Version{v})
+			if err != nil && sandbox.CodeOf(err) != sandbox.CodeInvalid {
+				return nil, err
+			}
+			if err == nil {
+				whole = append(whole, v)
+			}
+		}
+		return whole, nil
+	}
+}
+
 // live returns all chunks that versions need. It reads shared listings once.
 func (w *Workspace) live(ctx context.Context, versions []Version) (map[chunk.ID]bool, error) {
 	live, from := map[chunk.ID]bool{}, w.direct()

@@ -165,6 +165,11 @@ func sealer(key []byte) (cipher.AEAD, error) {
 // ID returns the id that the workspace was created with.
 func (w *Workspace) ID() string { return w.config.ID }
 
+// Same reports whether two workspaces were created together: with the same id and key.
+func (w *Workspace) Same(as *Workspace) bool {
+	return w.config.ID == as.config.ID && bytes.Equal(w.config.Key, as.config.Key)
+}
+
 // Encrypted reports whether the workspace is encrypted.
 func (w *Workspace) Encrypted() bool { return len(w.config.Key) > 0 }
 

@@ -443,6 +443,50 @@ func TestOneOfManyWritersWins(t *testing.T) {
 	}
 }
 
+// If the blob store loses a part, what does not need it can still be read, and a
+// directory that is still there is stored again, completely.
+func TestLostPart(t *testing.T) {
+	f := newFixture(t, testKey)
+	f.write("a", "first")
+	one := f.persist()
+	f.write("b", "second")
+	two := f.persist()
+	if err := os.RemoveAll(filepath.Join(f.store, "packs", fmt.Sprintf("%010d", two.Number))); err != nil {
+		t.Fatal(err)
+	}
+	whole := func(want ...int) {
+		t.Helper()
+		versions, err := f.w.Whole(t.Context())
+		var got []int
+		for _, v := range versions {
+			got = append(got, v.Number)
+		}
+		if err != nil || !slices.Equal(got, want) {
+			t.Errorf("the versions %d are whole, want %d: %v", got, want, err)
+		}
+	}
+	var err error
+	if f.w, err = workspace.Open(t.Context(), f.blobs, testKey); err != nil {
+		t.Fatal(err)
+	}
+	whole(one.Number)
+	f.restore(one.Number)
+	if _, err := f.w.Verify(t.Context(), false); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+		t.Errorf("verifying it: %v", err)
+	}
+	f.persist()
+	whole(one.Number, two.Number)
+	if got, want := describe(t, f.restore(two.Number)), describe(t, f.dir); !slices.Equal(got, want) {
+		t.Errorf("restored is %q, want %q", got, want)
+	}
+	if _, err := f.w.Prune(t.Context(), workspace.Keep{}); err != nil { // of the lost part
+		t.Error(err)
+	}
+	if _, err := f.w.Verify(t.Context(), true); err != nil {
+		t.Errorf("verifying it after a prune: %v", err)
+	}
+}
+
 func TestPrune(t *testing.T) {
 	f := newFixture(t, nil)
 	random := rand.NewChaCha8([32]byte{3})

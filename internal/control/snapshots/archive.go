@@ -248,7 +248,7 @@ func (svc *Service) archiveOf(ctx context.Context, tenant string) (archive.Set, 
 }
 
 // sweepArchives removes unreferenced snapshots from the archives: of all
-// tenants, or only of those with removed snapshots.
+// tenants, or only of those with removed snapshots. Of all, it also looks for lost ones.
 func (svc *Service) sweepArchives(ctx context.Context, all bool) error {
 	dirty := svc.archive.takeDirty()
 	if !all && len(dirty) == 0 {
@@ -264,10 +264,15 @@ func (svc *Service) sweepArchives(ctx context.Context, all bool) error {
 			continue
 		}
 		if err := errors.Join(svc.sweepArchive(ctx, a, all), svc.sweepImages(ctx, a, all)); err != nil {
-			svc.archive.mu.Lock()
-			svc.archive.dirty[a.Tenant] = true // retry in the next round
-			svc.archive.mu.Unlock()
 			failed = append(failed, err)
+			if sandbox.CodeOf(err) != sandbox.CodeInvalid { // what is damaged stays so
+				svc.archive.mu.Lock()
+				svc.archive.dirty[a.Tenant] = true // retry in the next round
+				svc.archive.mu.Unlock()
+			}
+		}
+		if all {
+			failed = append(failed, svc.findLost(ctx, a))
 		}
 	}
 	return errors.Join(failed...)

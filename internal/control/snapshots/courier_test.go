@@ -42,6 +42,7 @@ type courier struct {
 	// exporting, if set, is called by each export.
 	exporting func()
 	did       []string
+	away      bool // it cannot say what it has
 }
 
 func (c *courier) do(what string) error {
@@ -60,6 +61,9 @@ func (c *courier) done() string {
 }
 
 func (c *courier) FindSnapshot(_ context.Context, id string) (driver.Snapshot, error) {
+	if c.away {
+		return driver.Snapshot{}, errAway
+	}
 	if _, ok := c.texts[id]; !ok {
 		return driver.Snapshot{}, errLost
 	}

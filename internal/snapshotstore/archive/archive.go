@@ -213,6 +213,29 @@ type Kept struct {
 
 // List returns the content of a set. A set that does not exist is empty.
 func (a *Archive) List(ctx context.Context, set Set) ([]Kept, error) {
+	return a.list(ctx, set, (*workspace.Workspace).History)
+}
+
+// Whole is List of what can be loaded: without what parts are missing of. It also
+// notices that the set itself is missing, or is another one after that.
+func (a *Archive) Whole(ctx context.Context, set Set) ([]Kept, error) {
+	w, err := a.openSet(ctx, set)
+	code := sandbox.CodeOf(err)
+	a.mu.Lock()
+	if old := a.open[set.ID]; old != nil && (code == sandbox.CodeNotFound || err == nil && !w.Same(old)) {
+		delete(a.open, set.ID)
+	}
+	a.mu.Unlock()
+	switch {
+	case code == sandbox.CodeNotFound:
+		return nil, nil
+	case err != nil:
+		return nil, err
+	}
+	return a.list(ctx, set, (*workspace.Workspace).Whole)
+}
+
+func (a *Archive) list(ctx context.Context, set Set, of func(*workspace.Workspace, context.Context) ([]workspace.Version, error)) ([]Kept, error) {
 	w, err := a.find(ctx, set)
 	if sandbox.CodeOf(err) == sandbox.CodeNotFound {
 		return nil, nil
@@ -220,7 +243,7 @@ func (a *Archive) List(ctx context.Context, set Set) ([]Kept, error) {
 	if err != nil {
 		return nil, err
 	}
-	versions, err := w.History(ctx)
+	versions, err := of(w, ctx)
 	if err != nil {
 		return nil, named(err)
 	}
@@ -271,6 +294,17 @@ func (a *Archive) find(ctx context.Context, set Set) (*workspace.Workspace, erro
 	if w != nil && w.Encrypted() == set.Encrypted {
 		return w, nil
 	}
+	w, err := a.openSet(ctx, set)
+	if err != nil {
+		return nil, err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.open[set.ID] = w
+	return w, nil
+}
+
+func (a *Archive) openSet(ctx context.Context, set Set) (*workspace.Workspace, error) {
 	w, err := workspace.Open(ctx, a.part(set), a.keyOf(set))
 	if err != nil {
 		return nil, named(err)
@@ -278,9 +312,6 @@ func (a *Archive) find(ctx context.Context, set Set) (*workspace.Workspace, erro
 	if w.ID() != set.ID {
 		return nil, damaged("another set is in its place in the blob store")
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.open[set.ID] = w
 	return w, nil
 }
 

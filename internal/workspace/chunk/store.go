@@ -39,7 +39,9 @@ func NewStore(blobs blob.Store, codec *Codec) *Store {
 // parallel is the number of concurrent requests of one operation.
 const parallel = 8
 
-// Load sets the packs of the Store. It does not read known indexes again.
+// Load sets the packs of the Store. It does not read known indexes again. The Store
+// has no chunks of packs that are missing from the blob store, so writers write them
+// again.
 func (s *Store) Load(ctx context.Context, packs []Pack) error {
 	wanted := make(map[string]Pack, len(packs))
 	var missing []Pack
@@ -61,7 +63,10 @@ func (s *Store) Load(ctx context.Context, packs []Pack) error {
 	for i, p := range missing {
 		group.Go(func() (err error) {
 			indexes[i], err = readIndex(ctx, s.blobs, s.codec, p)
-			return gone(err, p)
+			if sandbox.CodeOf(err) == sandbox.CodeNotFound {
+				return nil
+			}
+			return err
 		})
 	}
 	if err := group.Wait(); err != nil {
@@ -76,6 +81,9 @@ func (s *Store) Load(ctx context.Context, packs []Pack) error {
 		}
 	}
 	for i, p := range missing {
+		if indexes[i] == nil { // it has no chunks, or is lost
+			delete(s.packs, p.Key())
+		}
 		s.enter(p, indexes[i])
 	}
 	return nil
