@@ -99,7 +99,7 @@ test: check-fmt vet build ## run every check and the tests that take a few minut
 # only if requested.
 .PHONY: full
 full: ## run everything: the race detector, E2B's SDKs, a gigabyte of memory, kills at random, fuzzing, a fresh machine (two hours)
-	@$(MAKE) --no-print-directory check-fmt vet clients first-hour race e2b desktop-image-e2b bridge sdk mcp docker opensandbox microvm cgroup2 gigabyte python js console console-test desktop-image-test frameworks fresh
+	@$(MAKE) --no-print-directory check-fmt vet clients first-hour race e2b desktop-image-e2b bridge sdk mcp docker opensandbox minio microvm cgroup2 gigabyte python js console console-test desktop-image-test frameworks fresh
 	@git diff --exit-code --stat internal/server/console/dist
 	@$(MAKE) --no-print-directory cluster kubernetes; code=$$?; $(MAKE) --no-print-directory cluster-down; exit $$code
 	@$(MAKE) --no-print-directory cluster-test
@@ -258,6 +258,11 @@ docker: build ## run the tests of provider/docker with a Docker daemon that they
 .PHONY: opensandbox
 opensandbox: build ## run a real OpenSandbox server (installs it with pip) on a Docker daemon of its own, and provider/opensandbox with it (as root; needs docker.io, busybox-static and iproute2)
 	@$(STATIC) $(call gotest,-tags=docker '-run=^TestLive',./provider/opensandbox)
+
+.PHONY: minio
+minio: build ## run the tests of blob stores and of nodes that share images with MinIO, built from the Go module proxy (two minutes once)
+	@$(STATIC) ATOLL_S3=minio $(call gotest,-parallel=$(PARALLEL),./internal/blob ./internal/snapshotstore/archive ./internal/workspace ./internal/bucket)
+	@$(STATIC) ATOLL_S3=minio $(call gotest,'-run=^TestNodesShareImagesWithLimitedKey$$',./internal/daemon)
 
 .PHONY: kubernetes
 kubernetes: TEST_TIMEOUT = 45m

@@ -300,18 +300,46 @@ func s3Error(op, key string, err error) error {
 		return fail(sandbox.CodeOf(err), op, key, "", err)
 	}
 	answer := minio.ToErrorResponse(err)
+	if answer.Code == minio.AuthorizationHeaderMalformed || answer.Code == "400 Bad Request" { // which is all that HEAD says
+		return &sandbox.Error{
+			Code: sandbox.CodeDenied, Op: op, Subject: key, Cause: err, Message: "the S3 service refuses the request, most often because of the region (" + answer.Code + ")",
+			Hint: "set region= in the address to the region of the bucket",
+		}
+	}
 	switch answer.StatusCode {
 	case http.StatusNotFound:
 		return fail(sandbox.CodeNotFound, op, key, "no such "+strings.TrimPrefix(answer.Code, "NoSuch"), err)
 	case http.StatusPreconditionFailed, http.StatusConflict:
 		return fail(sandbox.CodeAlreadyExists, op, key, "already exists", err)
 	case http.StatusForbidden, http.StatusUnauthorized:
-		return &sandbox.Error{
-			Code: sandbox.CodeDenied, Op: op, Subject: key, Cause: err, Message: "the S3 service refuses (" + answer.Code + ")",
-			Hint: "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what that key may do with the bucket",
-		}
+		return refused(op, key, answer.Code, err)
 	case http.StatusInsufficientStorage:
 		return fail(sandbox.CodeExhausted, op, key, "the S3 service is full", err)
 	}
 	return fail(sandbox.CodeUnavailable, op, key, "the S3 service cannot be used", err)
+}
+
+// rights are what a key needs for an operation.
+var rights = map[string]string{
+	"blob.open": "s3:ListBucket", "blob.list": "s3:ListBucket", "blob.get": "s3:GetObject", "blob.stat": "s3:GetObject",
+	"blob.put": "s3:PutObject", "blob.delete": "s3:DeleteObject",
+}
+
+// refused is the error for credentials that are wrong, or may not do what was asked
+// for.
+func refused(op, key, code string, cause error) error {
+	e := &sandbox.Error{
+		Code: sandbox.CodeDenied, Op: op, Subject: key, Cause: cause, Message: "the S3 service refuses (" + code + ")",
+		Hint: "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what that key may do with the bucket",
+	}
+	right := rights[op]
+	if code != "AccessDenied" || right == "" {
+		return e
+	}
+	e.Message = "the S3 service refuses " + right + " (AccessDenied)"
+	e.Hint = "allow the key in AWS_ACCESS_KEY_ID " + right + " for it"
+	if right == "s3:GetObject" {
+		e.Hint += "; without s3:ListBucket, services also refuse to read what does not exist"
+	}
+	return e
 }

@@ -268,6 +268,7 @@ func (d *Daemon) openState(ctx context.Context) error {
 	}
 	n.SetOperator(node.Operator(d.opts.Egress))
 	n.SetOptions(d.opts.ProviderOptions)
+	n.SetLogger(d.opts.Logger)
 	d.node = n
 	d.onClose(n.Close)
 	release, err := lock(filepath.Join(n.Dir(), "daemon.lock"))

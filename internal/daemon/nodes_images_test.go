@@ -3,10 +3,15 @@ package daemon_test
 import (
 	"io"
 	"log"
+	"log/slog"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,10 +20,13 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 
+	"github.com/atoll-run/atoll/internal/blob"
+	"github.com/atoll-run/atoll/internal/blob/blobtest"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/sandbox"
+	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
 // Nodes with the same bucket get from it what another one has pulled, also when
@@ -77,6 +85,119 @@ func TestNodesShareImages(t *testing.T) {
 	if got, err := images.Inspect(t.Context(), pinned); err != nil || got.Digest != digest.String() {
 		t.Errorf("b has the image %+v, %v", got, err)
 	}
+}
+
+// logText is what daemons log.
+type logText struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logText) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *logText) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// wait waits until a line has been logged that matches a pattern.
+func (l *logText) wait(t *testing.T, pattern string) {
+	t.Helper()
+	p := regexp.MustCompile(pattern)
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		if p.MatchString(l.String()) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("nothing matches %s in the log:\n%s", pattern, l)
+		}
+	}
+}
+
+// Nodes share images with a key that may do no more than the guide says, at an S3
+// server that enforces it. With less, images come from the registry, and the log says
+// what the key lacks.
+func TestNodesShareImagesWithLimitedKey(t *testing.T) {
+	var down atomic.Bool
+	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	reg := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if down.Load() {
+			http.NotFound(w, r)
+			return
+		}
+		inner.ServeHTTP(w, r)
+	}))
+	t.Cleanup(reg.Close)
+	push := func(repo string) (tag, pinned string) {
+		ref, err := name.ParseReference(strings.TrimPrefix(reg.URL, "http://") + "/team/" + repo + ":1")
+		ok(t, err)
+		img, err := random.Image(20<<20, 1) // more than one part of an upload
+		ok(t, err)
+		ok(t, remote.Write(ref, img))
+		digest, err := img.Digest()
+		ok(t, err)
+		return ref.Name(), ref.Context().Name() + "@" + digest.String()
+	}
+	t.Cleanup(blobtest.Stop)
+	address := strings.Replace(blobtest.S3(t), "?", "/a/b?", 1)
+	all, err := blob.Open(t.Context(), address)
+	ok(t, err)
+	ok(t, all.Put(t.Context(), "other", strings.NewReader("."), blob.PutOptions{})) // the credentials are read once
+	blobtest.Limit(t, address, blobtest.NodePolicy(t, address))
+
+	s := &isle{m: daemontest.New(t), a: newNode(t, 32<<30), b: newNode(t, 16<<30)}
+	var logs logText
+	for _, n := range []*nodeDaemon{s.a, s.b} {
+		n.kill(t)
+		n.images, n.logger = address, slog.New(slog.NewTextHandler(&logs, nil))
+		n.start(t)
+	}
+	s.start(t)
+	tag, pinned := push("app")
+	s.create(t, sandbox.Spec{Image: tag, Provider: "node-a"})
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		found := 0
+		for info, err := range all.List(t.Context(), "") {
+			ok(t, err)
+			if strings.HasPrefix(info.Key, "images/") {
+				found++
+			}
+		}
+		if found >= 3 { // the manifest, the configuration and the layer
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the bucket has %d parts, want 3", found)
+		}
+	}
+	late, latePinned := push("late")
+	down.Store(true)
+	if got := s.create(t, sandbox.Spec{Image: pinned, Provider: "node-b"}); got.Info().Provider != "node-b" {
+		t.Errorf("made: %+v", got.Info())
+	}
+	if text := logs.String(); strings.Contains(text, "part of an image") {
+		t.Errorf("the nodes log:\n%s", text)
+	}
+	down.Store(false)
+
+	policy := blobtest.NodePolicy(t, address)
+	blobtest.Limit(t, address, strings.ReplaceAll(policy, `"s3:PutObject", `, ""))
+	s.a.kill(t)
+	s.a.start(t)
+	s.state(t, "a", operator.NodeReady)
+	s.create(t, sandbox.Spec{Image: late, Provider: "node-a"})
+	logs.wait(t, `cannot be shared with other machines.*a/b/images/blobs/[0-9a-f]+: the S3 service refuses s3:PutObject`)
+	blobtest.Limit(t, address, strings.ReplaceAll(policy, `"s3:GetObject", `, ""))
+	s.b.kill(t)
+	s.b.start(t)
+	s.state(t, "b", operator.NodeReady)
+	s.create(t, sandbox.Spec{Image: latePinned, Provider: "node-b"})
+	logs.wait(t, `cannot be read from where machines share it.*a/b/images/[^ ]+: the S3 service refuses s3:GetObject`)
 }
 
 // A daemon removes from its blob store what images nobody used for long, and a node

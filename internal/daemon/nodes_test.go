@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -36,6 +37,7 @@ type nodeDaemon struct {
 	key     string
 	blobs   string // address of its blob store; empty: in its state directory
 	images  string // address of the store of shared images; empty: blobs
+	logger  *slog.Logger
 }
 
 // imaged is a provider that runs images.
@@ -71,6 +73,7 @@ func (n *nodeDaemon) start(t *testing.T) {
 	withImages(n.m, n.gives, &opts)
 	opts.Listen, opts.Plain = cmp.Or(n.address, "127.0.0.1:0"), true
 	opts.Blobs, opts.ShareImages, opts.Egress.Allow = n.blobs, n.images, []string{"127.0.0.1/32"} // the registries of tests
+	opts.Logger = cmp.Or(n.logger, opts.Logger)
 	opts.SetMemory(func() (int64, int64) { return n.free, 64 << 30 })
 	d, err := daemon.Start(context.Background(), opts)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"path/filepath"
 	"sync"
 
@@ -30,6 +31,7 @@ type Node struct {
 	pool     int                        // number of warm sandboxes per image
 	options  map[string]json.RawMessage // of providers, by name
 	fetch    func(ctx context.Context, tenant, digest string) error
+	logger   *slog.Logger                              // of the images; nil: none
 	networks map[bool]func() (*gateway.Gateway, error) // by whether they end with this process
 	// providers have sandboxes that outlive this process, attached have sandboxes
 	// that end with it, and trial is for the conformance suite.
@@ -50,7 +52,7 @@ func Open(dir string, providers []providerset.Entry, env func(string) (string, b
 	n := &Node{dir: dir, env: env}
 	ecr, _ := env("AWS_ENDPOINT_URL_ECR") // the variable of AWS's own tools
 	n.images = sync.OnceValues(func() (*image.Store, error) {
-		store, err := image.Open(filepath.Join(dir, "images"), image.Options{ECR: ecr})
+		store, err := image.Open(filepath.Join(dir, "images"), image.Options{ECR: ecr, Logger: n.logger})
 		if err != nil {
 			return nil, err
 		}
@@ -99,6 +101,10 @@ func (n *Node) Dir() string { return n.dir }
 // KeepReady sets the number of warm sandboxes per image for providers opened
 // from now on. It is for long-running programs.
 func (n *Node) KeepReady(pool int) { n.pool = pool }
+
+// SetLogger sets where problems with images that are no errors are logged. Call it
+// before the images are used.
+func (n *Node) SetLogger(l *slog.Logger) { n.logger = l }
 
 // SetOptions sets the options of providers, by name. Call it before the first
 // provider is opened.

@@ -341,6 +341,9 @@ func named(err error) error {
 	own.Op, own.Cause = "snapshot", err
 	switch own.Code {
 	case sandbox.CodeDenied:
+		if known.Op != "workspace.open" { // the blob store refuses
+			return err
+		}
 		own.Message = "the snapshot is encrypted with another key"
 		own.Hint = "daemons that share snapshots need the same workspace.key in their state directories"
 	case sandbox.CodeInvalid:
