@@ -22,9 +22,12 @@ import (
 
 	"github.com/atoll-run/atoll/internal/blob"
 	"github.com/atoll-run/atoll/internal/blob/blobtest"
+	"github.com/atoll-run/atoll/internal/control/core"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
 	"github.com/atoll-run/atoll/internal/image"
+	"github.com/atoll-run/atoll/internal/store"
+	"github.com/atoll-run/atoll/internal/testing/storetest"
 	"github.com/atoll-run/atoll/sandbox"
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
@@ -236,5 +239,47 @@ func TestExpireImages(t *testing.T) {
 	opts.ShareImages = "s3://me:secret@none"
 	if _, err := daemon.Start(t.Context(), opts); sandbox.CodeOf(err) != sandbox.CodeInvalid {
 		t.Errorf("a secret in the address: %v", err)
+	}
+}
+
+// Of daemons with one database, the one with the first name of those that live
+// removes shared images.
+func TestFirstOfDaemons(t *testing.T) {
+	alone := daemontest.New(t).Start(t, nil)
+	if first, err := alone.IsFirst(t.Context()); err != nil || !first {
+		t.Errorf("a daemon without others is first: %v, %v", first, err)
+	}
+	address := storetest.Postgres(t)
+	start := func(name string) *daemon.Daemon {
+		m := daemontest.New(t)
+		ok(t, os.WriteFile(filepath.Join(m.Dir, "node.json"), []byte(`{"node":"`+name+`","instance":""}`), 0o600))
+		return m.Start(t, func(o *daemon.Options) { o.Store = address })
+	}
+	daemons := map[string]*daemon.Daemon{"b": start("b"), "c": start("c"), "d": start("d")}
+	check := func(want string) {
+		t.Helper()
+		for name, d := range daemons {
+			if first, err := d.IsFirst(t.Context()); err != nil || first != (name == want) {
+				t.Errorf("%s is first: %v, %v, want %s alone", name, first, err, want)
+			}
+		}
+	}
+	check("b")
+	ok(t, daemons["b"].Close())
+	delete(daemons, "b")
+	check("c")
+
+	// One that was killed counts until its heartbeat is old.
+	for _, dead := range []struct {
+		ago  time.Duration
+		want string
+	}{{core.StaleAfter + 10*time.Second, "c"}, {0, "none"}} {
+		s, err := store.Open(t.Context(), address, store.Options{Now: func() time.Time { return time.Now().Add(-dead.ago) }})
+		ok(t, err)
+		ok(t, s.Update(t.Context(), func(tx *store.Tx) error {
+			return tx.Operator().Register(t.Context(), store.Node{ID: "a", Instance: "killed"}, 0)
+		}))
+		ok(t, s.Close())
+		check(dead.want)
 	}
 }
