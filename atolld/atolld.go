@@ -79,6 +79,12 @@ type Server struct {
 	// or s3://BUCKET/PREFIX?endpoint=URL&region=NAME. Empty: a directory in
 	// StateDir.
 	Blobs string
+	// ShareImages is the address of a store, as for Blobs, below whose images/ this
+	// daemon shares images of registries with other daemons. Empty: Blobs, if set.
+	ShareImages string
+	// ShareImagesKeep is how long parts of images that nobody uses stay in images/ of
+	// Blobs; less than 14 days counts as 14. Zero: forever.
+	ShareImagesKeep time.Duration
 	// Buckets are S3 buckets that can be workspaces, each "[TENANT/]NAME=ADDRESS".
 	Buckets []string
 	// Provider is the default provider. Empty: gvisor.
@@ -143,7 +149,7 @@ func (s *Server) Start(ctx context.Context) error {
 		return err
 	}
 	d, err := daemon.Start(ctx, daemon.Options{
-		StateDir: s.StateDir, Store: s.Store, Blobs: s.Blobs, Buckets: s.Buckets,
+		StateDir: s.StateDir, Store: s.Store, Blobs: s.Blobs, ShareImages: s.ShareImages, ShareImagesKeep: s.ShareImagesKeep, Buckets: s.Buckets,
 		Provider: s.Provider, Providers: providers, ProviderOptions: s.ProviderOptions, SharedProviders: s.SharedProviders,
 		Policies: s.Policies, Egress: daemon.Egress(s.Egress), AuditKeep: s.AuditKeep, Pool: s.Pool,
 		Socket: s.Socket, Listen: s.Listen, TLS: s.TLS, Plain: s.Plain, Hosts: s.Hosts, Logger: s.Logger,

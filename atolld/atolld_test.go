@@ -2,10 +2,13 @@ package atolld_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -139,4 +142,44 @@ func Example_streams() {
 	// Output:
 	// there and back
 	// 0 <nil>
+}
+
+// A server shares images where it is told, and removes from its blobs what nobody used
+// for long.
+func TestServerSharesImages(t *testing.T) {
+	blobs := t.TempDir()
+	put := func(name string, age time.Duration) string {
+		path := filepath.Join(blobs, "images", "blobs", name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, nil, 0o600), os.Chtimes(path, time.Time{}, time.Now().Add(-age))); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	const day = 24 * time.Hour
+	old, young := put("old", 31*day), put("young", 29*day)
+	s := &atolld.Server{StateDir: t.TempDir(), Provider: "host", Blobs: blobs, ShareImagesKeep: 30 * day}
+	if err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Stat(old); err != nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("an old part of an image is still there")
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(young); err != nil {
+		t.Errorf("a younger part: %v", err)
+	}
+	s = &atolld.Server{StateDir: t.TempDir(), Provider: "host", ShareImages: "s3://me:secret@bucket"}
+	if err := s.Start(t.Context()); sandbox.CodeOf(err) != sandbox.CodeInvalid {
+		t.Errorf("an address with a secret: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
 }
