@@ -100,7 +100,14 @@ func (d *DaysFlag) Set(text string) error {
 	return nil
 }
 
-func (d *DaysFlag) String() string { return (*DurationFlag)(d).String() }
+// String returns whole days as days.
+func (d *DaysFlag) String() string {
+	const day = DaysFlag(24 * time.Hour)
+	if *d > 0 && *d%day == 0 {
+		return strconv.FormatInt(int64(*d/day), 10) + "d"
+	}
+	return (*DurationFlag)(d).String()
+}
 
 func (d *DaysFlag) Type() string { return "duration" }
 

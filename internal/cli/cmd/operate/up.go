@@ -3,12 +3,15 @@ package operate
 import (
 	"context"
 	"crypto/tls"
+	"errors"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/url"
 	"os"
 	"os/signal"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 
@@ -255,13 +258,18 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 		if !cmd.Flags().Changed("share-images-keep") {
 			opts.ShareImagesKeep = defaultImagesKeep
 		} else if shared != 0 && time.Duration(shared) < minImagesKeep {
-			return term.BadFlag("share-images-keep", "%v is neither 0 nor at least 14d", time.Duration(shared))
+			return term.BadFlag("share-images-keep", "%s is neither 0 nor at least 14d", cmd.Flags().Lookup("share-images-keep").Value)
 		}
 		if g := opts.SessionGrace; g != 0 && (g < minGrace || g > maxGrace) {
 			return term.BadFlag("session-grace", "%v is not between %v and %v", g, minGrace, maxGrace)
 		}
 		if opts.Blobs == "" {
 			opts.Blobs, _ = a.LookupEnv("ATOLL_BLOBS")
+		}
+		for flag, address := range map[string]string{"blobs": opts.Blobs, "share-images": opts.ShareImages} {
+			if err := checkAddress(flag, address); err != nil {
+				return err
+			}
 		}
 		if opts.Policies == "" {
 			opts.Policies, _ = a.LookupEnv("ATOLL_POLICY")
@@ -295,6 +303,20 @@ unless ATOLL_NO_DAEMON is set or --no-daemon is given.`,
 		return a.runDaemon(cmd.Context(), opts)
 	}
 	return cmd
+}
+
+// checkAddress refuses the address of a blob store that was rather meant to be
+// something else than a new directory.
+func checkAddress(flag, address string) error {
+	if address == "" || strings.ContainsAny(address, "/:") {
+		return nil
+	}
+	if _, err := os.Stat(address); !errors.Is(err, fs.ErrNotExist) {
+		return nil // what opens it says what is wrong
+	}
+	e := term.BadFlag(flag, "there is no directory %q here, and it is no address of a bucket", address)
+	e.Hint = "use s3://BUCKET/PREFIX?region=NAME, or ./" + address + " for a new directory"
+	return e
 }
 
 // Values of --share-images-keep. Daemons write what they use again every 7 days.
