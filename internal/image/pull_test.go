@@ -103,6 +103,25 @@ func TestTagThatMoves(t *testing.T) {
 	mustGet(t, s, two.Digest, GetOptions{})
 }
 
+// Damage of the disk is not noticed. An image that is removed and pulled again is whole.
+func TestDamagedImageIsPulledAgain(t *testing.T) {
+	reg, s := newRegistry(t), open(t, Options{})
+	ref := reg.push(t, "org/app:v1", imageOf(t, "linux/amd64", tarOf(t, "f", noise(1, 64<<10))))
+	img := mustGet(t, s, ref, linux)
+	path := s.rootfsPath(img.Layers[0])
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, bytes.Repeat([]byte{1}, len(whole)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Remove(t.Context(), ref); err != nil {
+		t.Fatal(err)
+	}
+	wantFiles(t, mustGet(t, s, ref, linux), map[string]string{"f": noise(1, 64<<10)})
+}
+
 func TestDigestIsVerified(t *testing.T) {
 	reg, s := newRegistry(t), open(t, Options{})
 	v := imageOf(t, "linux/amd64", tarOf(t, "f", "1"))
