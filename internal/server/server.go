@@ -395,6 +395,11 @@ func (s *Server) authenticate(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
+		if len(r.Header.Values("Authorization")) > 1 { // a proxy in front may have checked another one
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(cutTime))
+			refuse(w, &sandbox.Error{Code: sandbox.CodeUnauthorized, Message: "there is more than one Authorization header", Hint: "send one"})
+			return
+		}
 		ctx, err := s.cfg.Authenticate(r.Context(), Caller{UID: peerOf(r.Context()), Token: bearer(r), Tenant: r.Header.Get(operator.TenantHeader)})
 		if err != nil {
 			// Bound the wait for the rest of the request body.

@@ -245,6 +245,29 @@ func TestHugeHeaders(t *testing.T) {
 	}
 }
 
+// Which of two keys counts would be a guess, and a proxy may guess differently.
+func TestTwoKeysAreNone(t *testing.T) {
+	l := tcp(t)
+	start(t, l, nil)
+	for keys, want := range map[string]int{"good": http.StatusOK, "good good": http.StatusUnauthorized, "good bad": http.StatusUnauthorized} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+l.Addr().String(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range strings.Fields(keys) {
+			r.Header.Add("Authorization", "Bearer "+key)
+		}
+		resp, err := new(http.Client).Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("keys %s: %d, want %d", keys, resp.StatusCode, want)
+		}
+	}
+}
+
 func TestPanicIsAnAnswer(t *testing.T) {
 	l := tcp(t)
 	start(t, l, func(http.ResponseWriter, *http.Request) { panic("secret detail") })
