@@ -64,6 +64,7 @@ func New(services Services, opts Options) *API {
 		"A sandbox is named by its id or its name."
 	config.DocsPath, config.SchemasPath = "", "" // the pages would load scripts from other hosts
 	config.CreateHooks = nil
+	config.Formats = formats()
 	config.OpenAPIPath = openAPIPath
 	config.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
 		"key": {Type: "http", Scheme: "bearer", Description: "an API key; not needed on the local socket"},

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -149,9 +150,11 @@ func WriteProblem(w http.ResponseWriter, p *Problem) {
 	_ = json.NewEncoder(w).Encode(p) // the caller may be gone
 }
 
-// ownErrors makes huma report validation errors as a Problem. It sets a global
-// variable of huma, once.
+// ownErrors makes huma report validation errors as a Problem, and match names in
+// bodies exactly: huma would check the field "count", and encoding/json decode
+// the field "Count" after it. It sets global variables of huma, once.
 var ownErrors = sync.OnceFunc(func() {
+	huma.ValidateStrictCasing = true
 	huma.NewError = func(status int, message string, errs ...error) huma.StatusError {
 		p := &Problem{Status: status, Detail: message, Code: codeFor(status)}
 		if status == http.StatusUnprocessableEntity {
@@ -167,6 +170,7 @@ var ownErrors = sync.OnceFunc(func() {
 				p.Faults = append(p.Faults, Fault{Message: err.Error()})
 			}
 		}
+		slices.SortStableFunc(p.Faults, func(a, b Fault) int { return strings.Compare(a.Field, b.Field) }) // huma's order is random
 		return p
 	}
 })
