@@ -74,7 +74,7 @@ func packTree(ctx context.Context, w io.Writer, root, name string, own owned) (s
 		return nil, err
 	}
 	defer p.root.Close()
-	err = fs.WalkDir(p.root.FS(), first, func(at string, _ fs.DirEntry, err error) error {
+	err = fs.WalkDir(anyNames{p.root}, first, func(at string, _ fs.DirEntry, err error) error {
 		if err == nil {
 			err = ctx.Err()
 		}
@@ -91,6 +91,22 @@ func packTree(ctx context.Context, w io.Writer, root, name string, own owned) (s
 		return p.skipped, err
 	}
 	return p.skipped, p.tw.Close()
+}
+
+// anyNames are the files of a root. The file system of the root itself refuses
+// names that are not UTF-8, which Linux allows.
+type anyNames struct{ root *os.Root }
+
+func (n anyNames) Open(name string) (fs.File, error) { return n.root.Open(filepath.FromSlash(name)) }
+
+func (n anyNames) Stat(name string) (fs.FileInfo, error) {
+	return n.root.Lstat(filepath.FromSlash(name))
+}
+
+func (n anyNames) Lstat(name string) (fs.FileInfo, error) { return n.Stat(name) }
+
+func (n anyNames) ReadLink(name string) (string, error) {
+	return n.root.Readlink(filepath.FromSlash(name))
 }
 
 // special is the error for something that cannot be copied.
@@ -202,9 +218,9 @@ func hostile(member, message string) error {
 	return &sandbox.Error{Code: sandbox.CodeDenied, Op: "copy.out", Subject: member, Message: message}
 }
 
-// rename replaces the first element of a member's path by name, and refuses
-// paths that leave it.
-func rename(member, name string) (string, error) {
+// rename replaces the first element of a member's path by name, or puts name
+// before it if the stream is of the whole root. It refuses paths that leave it.
+func rename(member, name string, whole bool) (string, error) {
 	if member == "" || strings.HasPrefix(member, "/") || strings.IndexByte(member, 0) >= 0 {
 		return "", hostile(member, "the sandbox sent a member with a bad name")
 	}
@@ -214,8 +230,8 @@ func rename(member, name string) (string, error) {
 			return "", hostile(member, "the sandbox sent a member that leads out of the destination")
 		}
 	}
-	if parts[0] == "." && len(parts) > 1 { // root itself was exported
-		return filepath.Join(append([]string{name}, parts[1:]...)...), nil
+	if whole {
+		return filepath.Join(append([]string{name}, parts...)...), nil
 	}
 	parts[0] = name
 	return filepath.Join(parts...), nil

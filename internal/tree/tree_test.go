@@ -208,6 +208,59 @@ func TestUnpackRefusesNames(t *testing.T) {
 	}
 }
 
+// The root of a sandbox has no name, so members do not begin with it. Both forms
+// of names are used.
+func TestUnpackTheWholeRoot(t *testing.T) {
+	for _, prefix := range []string{"", "./"} {
+		for _, name := range []string{"root", "."} {
+			to := t.TempDir()
+			members := []member{dir("./"), symlink(prefix+"bin", "usr/bin"), dir(prefix + "etc/"), file(prefix+"etc/a", "1"), hardlink(prefix+"etc/b", prefix+"etc/a")}
+			if skipped, err := Unpack(t.Context(), stream(t, members...), to, name); err != nil || len(skipped) > 0 {
+				t.Errorf("%q as %q: %v %v", prefix, name, skipped, err)
+				continue
+			}
+			if link, err := os.Readlink(filepath.Join(to, name, "bin")); err != nil || link != "usr/bin" {
+				t.Errorf("%q as %q: %s %v", prefix, name, link, err)
+			}
+			if text, err := os.ReadFile(filepath.Join(to, name, "etc/b")); err != nil || string(text) != "1" {
+				t.Errorf("%q as %q: %s %v", prefix, name, text, err)
+			}
+		}
+	}
+	if _, err := Unpack(t.Context(), stream(t, dir("./"), file("../b", "2")), t.TempDir(), "root"); err == nil {
+		t.Error("a member leads out of the destination")
+	}
+}
+
+// Names of Linux are bytes.
+func TestNamesThatAreNotUTF8(t *testing.T) {
+	from := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(from, "d\xff", "e\xfe"), 0o755); err != nil {
+		t.Skip("this file system takes no such names: ", err)
+	}
+	for _, name := range []string{"f\xff", "d\xff/g\xfd", "d\xff/e\xfe/h"} {
+		if err := os.WriteFile(filepath.Join(from, name), []byte(name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for source, files := range map[string][]string{
+		from: {"f\xff", "d\xff/g\xfd", "d\xff/e\xfe/h"}, filepath.Join(from, "d\xff"): {"g\xfd", "e\xfe/h"}, filepath.Join(from, "f\xff"): {""},
+	} {
+		var b bytes.Buffer
+		to := t.TempDir()
+		if skipped, err := Pack(t.Context(), &b, source, "copy\xff"); err != nil || len(skipped) > 0 {
+			t.Errorf("%q: %v %v", source, skipped, err)
+		} else if _, err := Unpack(t.Context(), &b, to, "copy\xfe"); err != nil {
+			t.Errorf("%q: %v", source, err)
+		}
+		for _, name := range files {
+			if text, err := os.ReadFile(filepath.Join(to, "copy\xfe", name)); err != nil || !strings.HasSuffix(string(text), name) {
+				t.Errorf("%q: %q has %q, %v", source, name, text, err)
+			}
+		}
+	}
+}
+
 func TestUnpackReportsTheEndOfItsReader(t *testing.T) {
 	b := stream(t, file("x", strings.Repeat("a", 10_000)))
 	b.Truncate(5_000)

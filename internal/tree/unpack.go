@@ -78,6 +78,7 @@ type unpacker struct {
 	dirs    []dirMode // modes are set last, so that the directories are writable
 	skipped []string
 	begun   bool // a member has come
+	whole   bool // members are below the root of the sandbox: no first element stands for what was copied
 }
 
 type dirMode struct {
@@ -87,7 +88,10 @@ type dirMode struct {
 }
 
 func (u *unpacker) member(tr *tar.Reader, h *tar.Header) error {
-	p, err := rename(h.Name, u.name)
+	if !u.begun && strings.TrimSuffix(h.Name, "/") == "." { // the root itself was exported
+		u.whole = true
+	}
+	p, err := rename(h.Name, u.name, u.whole)
 	if err != nil {
 		return err
 	}
@@ -227,7 +231,7 @@ func (u *unpacker) file(p string, h *tar.Header, r io.Reader) error {
 // link creates a hard link to an earlier member. Its target is renamed like any
 // member, and must be a file, not a link.
 func (u *unpacker) link(p string, h *tar.Header) error {
-	target, err := rename(h.Linkname, u.name)
+	target, err := rename(h.Linkname, u.name, u.whole)
 	if err != nil {
 		return err
 	}
