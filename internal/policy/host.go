@@ -239,8 +239,13 @@ type pattern struct {
 	named  bool // the pattern specifies ports
 }
 
+var errURL = errors.New("it is a URL: write the host alone, such as example.com, and paths as conditions of a profile")
+
 // parsePattern parses a pattern of Rule.Hosts.
 func parsePattern(s string) (p pattern, err error) {
+	if strings.Contains(s, "://") {
+		return pattern{}, errURL
+	}
 	host, port, err := cutPattern(s)
 	if err != nil {
 		return p, err
