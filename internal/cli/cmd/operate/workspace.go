@@ -117,11 +117,11 @@ func (a workspaceCommands) workspaceHistoryCmd() *cobra.Command {
 	})
 }
 
-// versionArg reads the number of a version.
+// versionArg reads the number of a version, such as 3 or v3.
 func versionArg(text string) (int, error) {
-	n, err := strconv.Atoi(text)
+	n, err := strconv.Atoi(strings.TrimPrefix(text, "v"))
 	if err != nil || n < 0 {
-		return 0, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "version", Message: fmt.Sprintf("%.40q is not the number of a version", text)}
+		return 0, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "version", Message: fmt.Sprintf("%.40q is not the number of a version", text), Hint: "list them with: atoll workspace history NAME"}
 	}
 	return n, nil
 }
