@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
 	"github.com/atoll-run/atoll/internal/cli/term"
+	"github.com/atoll-run/atoll/sandbox"
 )
 
 const (
@@ -24,8 +26,28 @@ func Interruptible(run func(ctx context.Context, args []string) error) func(*cob
 	return func(cmd *cobra.Command, args []string) error {
 		ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 		defer stop()
-		return run(ctx, args)
+		err := run(ctx, args)
+		if err != nil && ctx.Err() != nil && cmd.Context().Err() == nil && sandbox.CodeOf(err) == sandbox.CodeCanceled {
+			return &term.Interrupted{Err: err}
+		}
+		return err
 	}
+}
+
+// instead returns the subcommands that somebody may mean by word: those that say
+// so, else those that are spelt alike.
+func instead(cmd *cobra.Command, word string) []string {
+	alike := cmd.SuggestionsFor(word) // in their own order, which Commands changes
+	var meant []string
+	for _, c := range cmd.Commands() {
+		if slices.Contains(c.SuggestFor, word) {
+			meant = append(meant, c.Name())
+		}
+	}
+	if len(meant) > 0 {
+		return meant
+	}
+	return alike
 }
 
 // Parent makes a command with subcommands: alone it shows its help, and an unknown subcommand
@@ -36,7 +58,7 @@ func Parent(cmd *cobra.Command, subcommands ...*cobra.Command) *cobra.Command {
 			return nil
 		}
 		hint := "see: " + cmd.CommandPath() + " --help"
-		if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		if near := instead(cmd, args[0]); len(near) > 0 {
 			hint = "did you mean: " + cmd.CommandPath() + " " + strings.Join(near, " or ")
 		}
 		return &term.UsageError{Message: fmt.Sprintf("there is no command %q", cmd.CommandPath()+" "+args[0]), Hint: hint}

@@ -48,8 +48,18 @@ func Usage(cmd *cobra.Command, err error) error {
 	if flag, ok := strings.CutPrefix(err.Error(), "unknown flag: "); ok && dockerFlags[flag] != "" {
 		hint = dockerFlags[flag]
 	}
-	return &UsageError{Message: err.Error(), Hint: hint}
+	text := err.Error()
+	if m := badNumber.FindStringSubmatch(text); m != nil {
+		text = fmt.Sprintf("%s: %s is not a whole number", m[2], m[1])
+		if m[3] == "value out of range" {
+			text = fmt.Sprintf("%s: %s is out of range", m[2], m[1])
+		}
+	}
+	return &UsageError{Message: text, Hint: hint}
 }
+
+// badNumber is what the package of the flags says of a number.
+var badNumber = regexp.MustCompile(`^invalid argument (".*") for "(?:-., )?(--[^"]*)" flag: strconv\.Parse(?:Int|Uint): parsing .*: (.*)$`)
 
 // dockerFlags maps flags that Atoll lacks, most of docker, to its equivalents.
 var dockerFlags = map[string]string{
@@ -68,6 +78,26 @@ func BadFlag(flag, format string, args ...any) *sandbox.Error {
 	return &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "--" + flag, Message: fmt.Sprintf(format, args...)}
 }
 
+// Unreadable reports a local file that cannot be read, and why.
+func Unreadable(name string, err error) *sandbox.Error {
+	why := err
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		why = p.Err
+	}
+	code := sandbox.CodeInvalid
+	if errors.Is(err, fs.ErrNotExist) {
+		code = sandbox.CodeNotFound
+	}
+	return &sandbox.Error{Code: code, Subject: name, Message: "cannot be read: " + why.Error(), Cause: err}
+}
+
+// Interrupted is the error of a command that Ctrl-C or another signal ended.
+type Interrupted struct{ Err error }
+
+func (e *Interrupted) Error() string { return e.Err.Error() }
+func (e *Interrupted) Unwrap() error { return e.Err }
+
 // Finish says what went wrong, if anything, and returns the exit code.
 func (t *Term) Finish(cmd *cobra.Command, err error) int {
 	var code ExitCode
@@ -80,6 +110,10 @@ func (t *Term) Finish(cmd *cobra.Command, err error) int {
 		return 128 + int(syscall.SIGPIPE) // as of other tools, which that signal kills
 	}
 	t.Report(cmd, err)
+	var i *Interrupted
+	if errors.As(err, &i) {
+		return ExitInterrupted
+	}
 	if runsCommands(cmd) {
 		return ExitAtoll
 	}
