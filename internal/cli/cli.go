@@ -86,7 +86,15 @@ one.`,
 	flags.StringVar(&env.Tenant, "tenant", "", "act in this tenant, as the owner of the machine (default: your own; see: atoll tenant ls)")
 	_ = root.RegisterFlagCompletionFunc("provider", resource.CompleteProviders(env))
 	_ = root.RegisterFlagCompletionFunc("tenant", resource.CompleteTenants(env))
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return term.Usage(cmd, err) })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if words := cmd.Flags().Args(); cmd.HasSubCommands() && len(words) > 0 {
+			var u *term.UsageError
+			if unknown := cmd.ValidateArgs(words); errors.As(unknown, &u) { // a command that does not exist has no flags
+				return unknown
+			}
+		}
+		return term.Usage(cmd, err)
+	})
 	root.SetHelpCommandGroupID(resource.GroupMachine)
 	root.SetCompletionCommandGroupID(resource.GroupMachine)
 	completeWithoutPackage(root)

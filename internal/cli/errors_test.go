@@ -85,6 +85,15 @@ func TestUsageErrors(t *testing.T) {
 		{"create --net=host", "unknown flag: --net", "--profile"},
 		{"run --gpus all -- true", "unknown flag: --gpus", "sandboxes have no GPU"},
 		{"run --mem 1g -- true", "unknown flag: --mem", "--memory"},
+		{"policy ls --json", `there is no command "atoll policy ls"`, "see: atoll policy --help"},
+		{"rnu --json", `there is no command "atoll rnu"`, "did you mean: atoll run"},
+		{"key rm x", `there is no command "atoll key rm"`, "did you mean: atoll key revoke"},
+		{"machine delete --force x", `there is no command "atoll machine delete"`, "did you mean: atoll machine revoke"},
+		{"context add office", `there is no command "atoll context add"`, "did you mean: atoll context create"},
+		{"fork demo --count x", `--count: "x" is not a whole number`, "see: atoll fork --help"},
+		{"fork demo -n 99999999999999999999", `--count: "99999999999999999999" is out of range`, "see: atoll fork --help"},
+		{"cp a:/x b:/y", "both are inside a sandbox", "atoll cp a:/x - | atoll cp - b:DIR"},
+		{"cp a b", "one of the two must be inside a sandbox, written SANDBOX:PATH", "atoll cp demo:/etc/hosts ."},
 		{"create --cpu 2", "unknown flag: --cpu", "--cpus"},
 	} {
 		a, said := failing(&sandbox.Error{Code: sandbox.CodeInternal, Message: "it was carried out"})

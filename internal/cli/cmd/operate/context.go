@@ -78,7 +78,7 @@ func (a contextCommands) contextCreateCmd() *cobra.Command {
 	var keyFile string
 	var use, force bool
 	cmd := &cobra.Command{
-		Use: "create NAME --host ADDRESS", Short: "Give a daemon a name",
+		Use: "create NAME --host ADDRESS", SuggestFor: []string{"add", "set"}, Short: "Give a daemon a name",
 		Long: `Create stores the address of a daemon, and a key of it, under a name. The key is read
 from --key-file, or from standard input with --key-file -, or from ATOLL_KEY.`,
 		Example: `  atoll context create office --host https://atoll.example.com:7070 --key-file office.key --use`,

@@ -104,7 +104,7 @@ func keyState(k operator.Key) string {
 
 func (a keyCommands) keyRevokeCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "revoke ID...", Short: "Revoke API keys, effective at once", Args: cobra.MinimumNArgs(1),
+		Use: "revoke ID...", SuggestFor: []string{"rm", "remove", "delete"}, Short: "Revoke API keys, effective at once", Args: cobra.MinimumNArgs(1),
 		Example: `  atoll key revoke $(atoll key create --json | sed -n 's/.*"id": "\(.*\)".*/\1/p')`,
 	}
 	cmd.RunE = resource.WithDaemon(a.Env, func(ctx context.Context, c *atoll.Client, args []string) error {

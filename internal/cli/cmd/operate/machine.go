@@ -590,7 +590,7 @@ hour, with: atoll machine join --token-file FILE URL`,
 
 func (a machineCommands) revokeCmd() *cobra.Command {
 	cmd := &cobra.Command{
-		Use: "revoke MACHINE...", Short: "Revoke machines, and close their connections", Args: cobra.MinimumNArgs(1),
+		Use: "revoke MACHINE...", SuggestFor: []string{"rm", "remove", "delete"}, Short: "Revoke machines, and close their connections", Args: cobra.MinimumNArgs(1),
 		Example: `  atoll machine revoke laptop`,
 	}
 	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {

@@ -56,7 +56,7 @@ func (a profileCommands) readProfile(path string) (p sandbox.Profile, err error)
 	if path != "-" {
 		f, err := os.Open(path)
 		if err != nil {
-			return p, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: path, Message: "the file cannot be read", Cause: err}
+			return p, term.Unreadable(path, err)
 		}
 		defer f.Close()
 		in = f

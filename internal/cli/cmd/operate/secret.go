@@ -44,7 +44,7 @@ func (a secretCommands) readSecret(file string) ([]byte, error) {
 	case file != "" && file != "-":
 		f, err := os.Open(file)
 		if err != nil {
-			return nil, &sandbox.Error{Code: sandbox.CodeNotFound, Subject: file, Message: "the file cannot be read", Cause: err}
+			return nil, term.Unreadable(file, err)
 		}
 		defer f.Close()
 		in = f

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -61,7 +62,9 @@ belong to root unless --owner names another user.`,
 		fromSandbox, from := splitPlace(args[0])
 		toSandbox, to := splitPlace(args[1])
 		switch {
-		case fromSandbox == "" && toSandbox == "" || fromSandbox != "" && toSandbox != "":
+		case fromSandbox != "" && toSandbox != "":
+			return &term.UsageError{Message: "both are inside a sandbox", Hint: "use a stream: atoll cp " + args[0] + " - | atoll cp - " + toSandbox + ":DIR"}
+		case fromSandbox == "" && toSandbox == "":
 			return &term.UsageError{Message: "one of the two must be inside a sandbox, written SANDBOX:PATH", Hint: "for example: atoll cp demo:/etc/hosts ."}
 		case fromSandbox == "" && (export.Zstd || len(export.Exclude) > 0):
 			return &term.UsageError{Message: "--zstd and --exclude are for copying out", Hint: "a stream that is copied in may be compressed: zstd < DIR.tar | atoll cp - SANDBOX:PATH"}
@@ -216,9 +219,23 @@ func (a copyCommands) copyIn(ctx context.Context, sb target.Sandbox, from, to, o
 	<-packed
 	a.sayLeftOut(skipped)
 	if failed != nil && !errors.Is(failed, io.ErrClosedPipe) {
-		return failed // rather than what the other end makes of it
+		return unread(from, failed) // rather than what the other end makes of it
 	}
 	return err
+}
+
+// unread names the file that could not be read. The system names it relative to
+// its directory.
+func unread(from string, err error) error {
+	var p *fs.PathError
+	if !errors.As(err, &p) {
+		return err
+	}
+	message := p.Err.Error()
+	if filepath.Base(p.Path) != filepath.Base(from) {
+		message = p.Path + ": " + message
+	}
+	return &sandbox.Error{Code: sandbox.CodeOf(err), Subject: from, Message: message, Cause: err}
 }
 
 // insidePlace returns the directory inside to write to, and the name of the

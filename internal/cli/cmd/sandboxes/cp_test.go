@@ -1,6 +1,12 @@
 package sandboxes
 
-import "testing"
+import (
+	"io"
+	"io/fs"
+	"testing"
+
+	"github.com/atoll-run/atoll/internal/cli/term"
+)
 
 func TestSplitPlace(t *testing.T) {
 	for text, want := range map[string][2]string{
@@ -15,5 +21,18 @@ func TestSplitPlace(t *testing.T) {
 		if got := inside(p); got != want {
 			t.Errorf("inside(%q) is %q", p, got)
 		}
+	}
+}
+
+// Errors name the file as the user did.
+func TestUnread(t *testing.T) {
+	denied := &fs.PathError{Op: "openat", Path: "shadow", Err: fs.ErrPermission}
+	for from, want := range map[string]string{"/etc/shadow": "/etc/shadow: permission denied", "/etc": "/etc: shadow: permission denied"} {
+		if text, _ := term.Explain(unread(from, denied)); text != want {
+			t.Errorf("%q, want %q", text, want)
+		}
+	}
+	if err := unread("x", io.ErrUnexpectedEOF); err != io.ErrUnexpectedEOF {
+		t.Error(err)
 	}
 }

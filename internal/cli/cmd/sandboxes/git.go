@@ -400,7 +400,7 @@ func (a gitCommands) readPatch(files []string) (string, error) {
 		name = files[0]
 		f, err := os.Open(name)
 		if err != nil {
-			return "", &sandbox.Error{Code: sandbox.CodeInvalid, Subject: name, Message: "cannot be read", Cause: err}
+			return "", term.Unreadable(name, err)
 		}
 		defer f.Close()
 		from = f

@@ -306,7 +306,7 @@ func (a sessionCommands) readEnvelope(name string) (e durable.Envelope, err erro
 	if name != "-" {
 		f, err := os.Open(name)
 		if err != nil {
-			return e, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: name, Message: "cannot be read", Cause: err}
+			return e, term.Unreadable(name, err)
 		}
 		defer f.Close()
 		in = f
@@ -361,7 +361,7 @@ func resumed(ctx context.Context, c *atoll.Client, e durable.Envelope, archive s
 	}
 	f, err := os.Open(archive)
 	if err != nil {
-		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: archive, Message: "cannot be read", Cause: err}
+		return nil, term.Unreadable(archive, err)
 	}
 	defer f.Close()
 	return c.Sessions().ResumeFrom(ctx, e, f, opts)
