@@ -86,12 +86,20 @@ func opErr(op string, err error) error {
 	return err
 }
 
+// lists are the commands that show what exists of something. Snapshots and
+// templates have hints of their own.
+var lists = map[string]string{
+	"sandbox": "atoll ls", "session": "atoll session ls", "workspace": "atoll workspace ls",
+	"recording": "atoll record ls", "profile": "atoll profile ls", "secret": "atoll secret ls",
+	"key": "atoll key ls", "tenant": "atoll tenant ls", "machine": "atoll machine ls", "node": "atoll node ls",
+}
+
 // missing converts sql.ErrNoRows to CodeNotFound.
 func missing(err error, what, subject string) error {
 	if errors.Is(err, sql.ErrNoRows) {
 		e := &sandbox.Error{Code: sandbox.CodeNotFound, Op: "store", Subject: clip(subject), Message: "no such " + what}
-		if what == "sandbox" {
-			e.Hint = "see what exists with: atoll ls"
+		if list := lists[what]; list != "" {
+			e.Hint = "see what exists with: " + list
 		}
 		return e
 	}

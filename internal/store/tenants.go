@@ -48,7 +48,7 @@ func (ts Tenants) Lock(ctx context.Context, tenant string) (Tenant, error) {
 // Ensure returns a tenant, and creates it if it is missing.
 func (ts Tenants) Ensure(ctx context.Context, tenant string) (Tenant, error) {
 	if err := sandbox.ValidateName(tenant); err != nil {
-		return Tenant{}, fail(sandbox.CodeInvalid, "tenant", "%q is not the name of a tenant", clip(tenant))
+		return Tenant{}, fail(sandbox.CodeInvalid, "tenant", "%q is not the name of a tenant, which is 1 to 63 characters of a-z, 0-9 and -, beginning with a letter", clip(tenant))
 	}
 	_, err := ts.tx.exec(ctx, "INSERT INTO tenants (id, created) VALUES ($1, $2) ON CONFLICT (id) DO NOTHING", tenant, nanos(ts.tx.Now()))
 	if err != nil {

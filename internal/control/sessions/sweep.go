@@ -3,6 +3,7 @@ package sessions
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -205,5 +206,5 @@ func grouping(by string) (func(store.WarmTime) string, error) {
 	case "provider":
 		return func(u store.WarmTime) string { return u.Provider }, nil
 	}
-	return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "by", Message: "is not one of label:KEY, group and provider"}
+	return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Subject: "by", Message: fmt.Sprintf("%.80q is not one of label:KEY, group and provider", by)}
 }
