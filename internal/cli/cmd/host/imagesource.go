@@ -9,8 +9,12 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"strings"
 )
+
+// archive matches names of files, which nobody gives to an image of a registry.
+var archive = regexp.MustCompile(`\.(tar|tgz|tzst|tar\.[a-z0-9]+)$`)
 
 // imageSource puts the type before the name of a file or directory, if it has
 // none. A missing file is reported when it is read.
@@ -24,6 +28,8 @@ func imageSource(source string) string {
 	}
 	info, err := os.Stat(source)
 	switch {
+	case err != nil && archive.MatchString(source):
+		return "tar:" + source
 	case err != nil:
 		return source
 	case info.IsDir():

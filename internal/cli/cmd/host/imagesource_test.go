@@ -42,3 +42,16 @@ func TestImageSource(t *testing.T) {
 		}
 	}
 }
+
+// A file that does not exist is not looked for in a registry.
+func TestSourcesThatDoNotExist(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for source, want := range map[string]string{
+		"rootfs.tar": "tar:rootfs.tar", "x/rootfs.tar.gz": "tar:x/rootfs.tar.gz", "a.tgz": "tar:a.tgz", "./rootfs": "./rootfs", "/rootfs.tar": "tar:/rootfs.tar",
+		"debian:12": "debian:12", "ghcr.io/a/b": "ghcr.io/a/b", "localhost:5000/a.b": "localhost:5000/a.b", "tar:x": "tar:x", "oci:x:y": "oci:x:y", "": "",
+	} {
+		if got := imageSource(source); got != want {
+			t.Errorf("%q is %q, want %q", source, got, want)
+		}
+	}
+}
