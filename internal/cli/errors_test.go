@@ -111,3 +111,14 @@ func TestUsageErrors(t *testing.T) {
 		}
 	}
 }
+
+// The limits of a request are checked before it, and named as the flag is.
+func TestForkCount(t *testing.T) {
+	for _, count := range []string{"0", "-1", "101"} {
+		a, said := failing(&sandbox.Error{Code: sandbox.CodeInternal, Message: "it was carried out"})
+		code := a.Main(t.Context(), []string{"fork", "demo", "--count", count})
+		if want := "--count: " + count + " is not a number from 1 to 100"; code != term.ExitFailure || !strings.Contains(said.String(), want) {
+			t.Errorf("code %d, %q; want %q", code, said, want)
+		}
+	}
+}

@@ -52,7 +52,7 @@ func workspaceSpec(text string) (w sandbox.WorkspaceMount, err error) {
 	case "shared":
 		w.Mode = sandbox.WorkspaceShared
 	default:
-		return w, term.BadFlag("workspace", "is not NAME, NAME:ro or NAME:shared, each with an optional :/PATH")
+		return w, term.BadFlag("workspace", "%.80q is not NAME, NAME:ro or NAME:shared, each with an optional :/PATH", text)
 	}
 	return w, nil
 }

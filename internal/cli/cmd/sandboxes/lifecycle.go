@@ -248,6 +248,9 @@ func labelChanges(list, remove []string) (map[string]*string, error) {
 	return out, nil
 }
 
+// maxForks is how many copies one request makes at most, as in the API.
+const maxForks = 100
+
 func (a lifecycleCommands) forkCmd() *cobra.Command {
 	var opts durable.ForkRequest
 	var labelList []string
@@ -267,8 +270,8 @@ original keeps running. Fork prints the names of the copies. It makes all or non
 	flags.StringArrayVarP(&labelList, "label", "l", nil, "label them, besides the labels of the sandbox: KEY=VALUE")
 	flags.BoolVar(&asJSON, "json", false, "write JSON")
 	cmd.RunE = resource.Interruptible(func(ctx context.Context, args []string) error {
-		if opts.Count < 1 {
-			return term.BadFlag("count", "%d is not a positive number", opts.Count)
+		if opts.Count < 1 || opts.Count > maxForks {
+			return term.BadFlag("count", "%d is not a number from 1 to %d", opts.Count, maxForks)
 		}
 		c, err := a.MustDaemon(ctx)
 		if err != nil {
