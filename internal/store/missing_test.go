@@ -2,6 +2,7 @@ package store
 
 import (
 	"database/sql"
+	"errors"
 	"testing"
 
 	"github.com/atoll-run/atoll/sandbox"
@@ -13,7 +14,7 @@ func TestMissingNamesTheList(t *testing.T) {
 		"sandbox": "see what exists with: atoll ls", "session": "see what exists with: atoll session ls",
 		"workspace": "see what exists with: atoll workspace ls", "recording": "see what exists with: atoll record ls", "lease": "",
 	} {
-		e, ok := missing(sql.ErrNoRows, what, "x").(*sandbox.Error)
+		e, ok := errors.AsType[*sandbox.Error](missing(sql.ErrNoRows, what, "x"))
 		if !ok || e.Code != sandbox.CodeNotFound || e.Message != "no such "+what || e.Hint != want {
 			t.Errorf("%s: %+v", what, e)
 		}

@@ -236,7 +236,7 @@ func TestUnpackTheWholeRoot(t *testing.T) {
 func TestNamesThatAreNotUTF8(t *testing.T) {
 	from := t.TempDir()
 	if err := os.MkdirAll(filepath.Join(from, "d\xff", "e\xfe"), 0o755); err != nil {
-		t.Skip("this file system takes no such names: ", err)
+		t.Fatal(err)
 	}
 	for _, name := range []string{"f\xff", "d\xff/g\xfd", "d\xff/e\xfe/h"} {
 		if err := os.WriteFile(filepath.Join(from, name), []byte(name), 0o600); err != nil {

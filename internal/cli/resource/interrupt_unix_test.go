@@ -1,10 +1,11 @@
+//go:build unix
+
 package resource
 
 import (
 	"context"
 	"errors"
 	"os"
-	"runtime"
 	"testing"
 
 	"github.com/spf13/cobra"
@@ -17,9 +18,6 @@ import (
 // makes of the canceled context. One that ended in order, or by a fault of its
 // own, has its own.
 func TestInterrupted(t *testing.T) {
-	if runtime.GOOS == "windows" {
-		t.Skip("processes cannot interrupt themselves there")
-	}
 	self, err := os.FindProcess(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
