@@ -68,12 +68,12 @@ func (l lentImages) find(ctx context.Context, tenant, ref string, refused bool) 
 	built := false
 	if strings.HasPrefix(ref, "sha256:") {
 		built, err = store.Read(ctx, l.d.store, func(tx *store.Tx) (bool, error) { return tx.Templates().HasImage(ctx, tenant, ref) })
-		if err == nil && built {
-			err = l.d.services.Snapshots.FetchImage(ctx, tenant, ref)
-		}
 		if err != nil {
 			return nil, err
 		}
+	}
+	if err := l.d.services.Snapshots.FetchImage(ctx, tenant, ref); err != nil {
+		return nil, err
 	}
 	return images.Lend(ctx, ref, func(p image.Provenance) bool { return built || !p.Pulled && mayUse(tenant, owner, p.Names) })
 }
@@ -96,8 +96,8 @@ func (l lentImages) lentAs(ref string) string {
 	return images.LentAs(ref)
 }
 
-// templateImages are the images of this machine, for saving those of templates. It
-// implements snapshots.Images.
+// templateImages are the images of this machine, for saving those of templates and
+// those that were imported. It implements snapshots.Images.
 type templateImages struct{ d *Daemon }
 
 // Has implements snapshots.Images.
@@ -129,4 +129,37 @@ func (t templateImages) Accept(ctx context.Context, digest, lent string, r io.Re
 		_, err = images.AcceptAs(ctx, digest, lent, r)
 	}
 	return err
+}
+
+// Names implements snapshots.Images. Those of builds are no one else's.
+func (t templateImages) Names(ref string) (names []snapshots.ImageName, err error) {
+	images, err := t.d.node.Images()
+	if err != nil {
+		return nil, err
+	}
+	all, err := images.Names(ref)
+	for _, n := range all {
+		if !strings.HasPrefix(n.Name, template.NamePrefix) {
+			names = append(names, snapshots.ImageName(n))
+		}
+	}
+	return names, err
+}
+
+// SetName implements snapshots.Images.
+func (t templateImages) SetName(ctx context.Context, old, to snapshots.ImageName) (bool, error) {
+	images, err := t.d.node.Images()
+	if err != nil {
+		return false, err
+	}
+	return images.SetName(ctx, image.NameState(old), image.NameState(to))
+}
+
+// NamesStamp implements snapshots.Images.
+func (t templateImages) NamesStamp() string {
+	images, err := t.d.node.Images()
+	if err != nil {
+		return ""
+	}
+	return images.NamesStamp()
 }

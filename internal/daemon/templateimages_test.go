@@ -212,7 +212,7 @@ func TestKilledWhileSavingTemplateImage(t *testing.T) {
 			return errors.New("killed")
 		}
 	})
-	importBase(t, m)
+	base := importBase(t, m)
 	digest := build(t, daemontest.Client(t, d), "tools")
 	<-reached
 	ok(t, d.Close())
@@ -224,6 +224,9 @@ func TestKilledWhileSavingTemplateImage(t *testing.T) {
 		o.Blobs = blobs
 	})
 	imageSaved(t, m.Store(t), "default", digest)
+	recorded(t, m.Store(t), "base:1", base.Digest)
+	ok(t, imagesOf(t, m).Remove(t.Context(), "base:1"))
+	recorded(t, m.Store(t), "base:1", "")
 	loseImages(t, m)
 	c := daemontest.Client(t, d)
 	create(t, c, sandbox.Spec{Image: "template:tools"})

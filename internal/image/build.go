@@ -178,6 +178,16 @@ func (j *job) record(ctx context.Context, c *content, digest string, built rootf
 	}
 	old, _ := s.readRef(j.as, j.platform)
 	ref := &refRecord{Version: recordVersion, Name: j.as, Platform: j.platform, Digest: digest, Stamp: stamp}
+	if j.imported {
+		before, err := s.readAnyRef(j.as, j.platform)
+		if err != nil {
+			return nil, err
+		}
+		if before == nil {
+			before = &refRecord{}
+		}
+		ref.changes = before.changed()
+	}
 	if err := s.writeRecord(ref, "refs", refFile(j.as, j.platform)); err != nil {
 		return nil, err
 	}

@@ -62,6 +62,8 @@ type refRecord struct {
 	Platform string `json:"platform"`
 	Digest   string `json:"digest"`
 	Stamp    string `json:"stamp,omitempty"` // of a local source, when it was read
+
+	changes
 }
 
 var hexRE = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`^[0-9a-f]{64}$`) })
@@ -146,7 +148,7 @@ type index struct {
 func (s *Store) readIndex() (*index, error) {
 	x := &index{}
 	err := eachRecord(s.path("refs"), func(_ string, r *refRecord) error {
-		if r.Version == recordVersion {
+		if r.Version == recordVersion && !r.removed() {
 			x.refs = append(x.refs, r)
 		}
 		return nil

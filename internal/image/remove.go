@@ -35,13 +35,23 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		return err
 	}
 	if name != "" && len(x.names(rec.Digest)) > 1 {
-		return classify(op, ref, s.removeRefs(x, &sweeper{}, func(r *refRecord) bool { return r.Name == name && r.Digest == rec.Digest }))
+		this := func(r *refRecord) bool { return r.Name == name && r.Digest == rec.Digest }
+		gone := x.refsOf(this)
+		err := s.removeRefs(x, &sweeper{}, this)
+		if err == nil {
+			err = s.removed(ctx, gone)
+		}
+		return classify(op, ref, err)
 	}
+	gone := x.refsOf(func(r *refRecord) bool { return r.Digest == rec.Digest })
 	sweep, err := s.newSweeper(ctx, x)
 	if err != nil {
 		return classify(op, ref, err)
 	}
 	if err := s.removeImage(x, rec, sweep); err != nil {
+		return classify(op, ref, err)
+	}
+	if err := s.removed(ctx, gone); err != nil {
 		return classify(op, ref, err)
 	}
 	return classify(op, ref, s.collect(x, sweep, false))
@@ -145,6 +155,11 @@ func (s *Store) lockLayer(key string) (unlock func(), err error) {
 		return nil, err
 	}
 	return func() { f.Close() }, nil
+}
+
+// refsOf returns the names that match.
+func (x *index) refsOf(match func(*refRecord) bool) []*refRecord {
+	return slices.DeleteFunc(slices.Clone(x.refs), func(r *refRecord) bool { return !match(r) })
 }
 
 // removeRefs removes names.

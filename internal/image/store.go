@@ -230,7 +230,8 @@ func (s *Store) get(ctx context.Context, r *reference, as string, opts GetOption
 	default:
 		return nil, fail(sandbox.CodeInvalid, "image.get", r.name, "use missing, always or never", "%q is not a pull policy", opts.Policy)
 	}
-	j.always = as != r.name || opts.Policy == PolicyAlways && r.kind == kindRegistry
+	j.imported = as != r.name
+	j.always = j.imported || opts.Policy == PolicyAlways && r.kind == kindRegistry
 	if j.src, err = s.source(r); err != nil {
 		return nil, err
 	}
@@ -282,6 +283,7 @@ type job struct {
 	as       string
 	platform string
 	always   bool // even if the store has the image
+	imported bool // as is a name that a user gives
 	src      source
 	progress func(Progress)
 }

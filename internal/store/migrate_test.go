@@ -125,6 +125,9 @@ var written = map[int64][]statement{
 	40: {
 		{"INSERT INTO template_images (tenant, image, lent, archive, version, digest, stored) VALUES ('acme', 'sha256:1', 'sha256:2', 'ar-1', 3, 'd', 9)", nil},
 	},
+	41: {
+		{"INSERT INTO image_names (name, platform, tenant, image, change, changed) VALUES ('app:1', 'linux/amd64', 'acme', 'sha256:1', 'c', 9)", nil},
+	},
 	38: {
 		{"INSERT INTO fleet (name, url, binding, state, lost, added, removed, cleared) VALUES ('a', 'http://127.0.0.1:1', 'b', 'active', 0, 9, 0, 0)", nil},
 	},

@@ -129,12 +129,12 @@ func (ts Templates) Get(ctx context.Context, tenant, name, tag string) (Template
 	return t, missing(err, "template", name+":"+tag)
 }
 
-// HasImage reports whether a template that a tenant may use has an image, given by
-// its digest.
+// HasImage reports whether a template that a tenant may use, or an imported name, has
+// an image, given by its digest.
 func (ts Templates) HasImage(ctx context.Context, tenant, image string) (bool, error) {
 	var n int
-	err := ts.tx.queryRow(ctx, `SELECT COUNT(*) FROM templates WHERE image = $1 AND (tenant = $2 OR public <> 0
-		AND EXISTS (SELECT 1 FROM tenants WHERE id = templates.tenant AND disabled = 0))`, image, tenant).Scan(&n)
+	err := ts.tx.queryRow(ctx, `SELECT COUNT(*) FROM `+wantedImages+` t WHERE image = $1 AND (tenant = $2 OR public <> 0
+		AND EXISTS (SELECT 1 FROM tenants WHERE id = t.tenant AND disabled = 0))`, image, tenant).Scan(&n)
 	return n > 0, err
 }
 

@@ -295,3 +295,69 @@ func TestTemplateImages(t *testing.T) {
 		}
 	})
 }
+
+// The image of an imported name is saved for its tenant, and every tenant finds it. A
+// change of a name follows the one before it. The record of the saved image goes with
+// the last name and template of it.
+func TestImageNames(t *testing.T) {
+	eachTemplateStore(t, func(t *testing.T, ts templateStore) {
+		ctx := context.Background()
+		change := func(name, digest, to, over string, code sandbox.Code) {
+			t.Helper()
+			err := ts.s.Update(ctx, func(tx *store.Tx) error {
+				return tx.Templates().SetImageName(ctx, store.ImageName{Name: name, Platform: "linux/amd64", Tenant: "acme", Image: digest, Change: to}, over)
+			})
+			if sandbox.CodeOf(err) != code {
+				t.Errorf("%s over %q: %v, want %q", to, over, err, code)
+			}
+		}
+		save := func(digest string) {
+			t.Helper()
+			ok(t, ts.s.Update(ctx, func(tx *store.Tx) error {
+				a, err := tx.Snapshots().EnsureArchive(ctx, store.Archive{ID: "ar-acme", Tenant: "acme"})
+				if err != nil {
+					return err
+				}
+				return tx.Templates().SaveImage(ctx, store.TemplateImage{Tenant: "acme", Image: digest, Lent: "sha256:9", Archived: store.Archived{Archive: a.ID, Version: 1, Digest: "d"}})
+			}))
+		}
+		found := func(digest string, want bool) {
+			t.Helper()
+			for _, tenant := range []string{"acme", "rival"} {
+				_, err := store.Read(ctx, ts.s, func(tx *store.Tx) (store.TemplateImage, error) {
+					return tx.Templates().SavedImage(ctx, tenant, digest)
+				})
+				has, err2 := store.Read(ctx, ts.s, func(tx *store.Tx) (bool, error) { return tx.Templates().HasImage(ctx, tenant, digest) })
+				ok(t, err2)
+				if (err == nil) != want || has != want {
+					t.Errorf("%s finds %s: %v, may use it: %v, want %v", tenant, digest, err, has, want)
+				}
+			}
+		}
+		change("app:1", "sha256:1", "c1", "other", sandbox.CodeConflict)
+		change("app:1", "sha256:1", "c1", "", "")
+		change("app:1", "sha256:1", "c2", "", sandbox.CodeConflict)
+		change("web:1", "sha256:1", "c1", "", "")
+		part, err := store.Read(ctx, ts.s, func(tx *store.Tx) ([]store.TemplateImage, error) {
+			return tx.Operator().UnsavedImages(ctx, store.TemplateImage{}, 9)
+		})
+		if ok(t, err); len(part) != 1 || part[0].Image != "sha256:1" || part[0].Tenant != "acme" {
+			t.Errorf("unsaved are %+v", part)
+		}
+		save("sha256:1")
+		found("sha256:1", true)
+		change("app:1", "sha256:2", "c2", "c1", "")
+		change("app:1", "sha256:3", "c3", "c1", sandbox.CodeConflict)
+		found("sha256:1", true) // web:1
+		change("web:1", "", "c2", "c1", "")
+		found("sha256:1", false)
+		save("sha256:2")
+		_, err = ts.set("acme", "tools", "latest", "") // has sha256:1
+		ok(t, err)
+		found("sha256:2", true)
+		rows, err := store.Read(ctx, ts.s, func(tx *store.Tx) ([]store.ImageName, error) { return tx.Operator().ImageNames(ctx) })
+		if ok(t, err); len(rows) != 2 || rows[0].Image != "sha256:2" || rows[1].Image != "" || rows[1].Change != "c2" {
+			t.Errorf("the names are %+v", rows)
+		}
+	})
+}

@@ -27,10 +27,11 @@ import (
 // this machine.
 const DefaultCache = 16 << 30
 
-// Intervals for retrying failed saves, and for sweeping the archives for
-// remains of other daemons.
+// Intervals for retrying failed saves, for looking whether names of images have
+// changed, and for sweeping the archives for remains of other daemons.
 const (
 	archivePeriod = time.Minute
+	namesPeriod   = time.Second
 	sweepPeriod   = time.Hour
 )
 
@@ -105,7 +106,7 @@ func (a *archiving) takeDirty() map[string]bool {
 	return dirty
 }
 
-// Watch saves named snapshots and the images of templates to the blob store, one at a
+// Watch saves named snapshots and the images of templates and imported names to the blob store, one at a
 // time, removes unreferenced ones there, and limits the copies on this machine, until ctx
 // ends.
 func (svc *Service) Watch(ctx context.Context) {
@@ -119,15 +120,25 @@ func (svc *Service) Watch(ctx context.Context) {
 		if all {
 			swept = time.Now()
 		}
-		for _, err := range []error{svc.saveAll(ctx), svc.saveImages(ctx), svc.sweepArchives(ctx, all), svc.trimCopies(ctx)} {
+		names := svc.namesStamp() // before looking at them
+		for _, err := range []error{svc.saveAll(ctx), svc.agreeAll(ctx, all), svc.saveImages(ctx), svc.sweepArchives(ctx, all), svc.trimCopies(ctx)} {
 			if ctx.Err() == nil {
 				svc.Report(ctx, err)
 			}
 		}
+		svc.rest(ctx, names)
+	}
+}
+
+// rest waits until there is something to do, or it is time to retry.
+func (svc *Service) rest(ctx context.Context, names string) {
+	for end := time.Now().Add(archivePeriod); time.Now().Before(end) && svc.namesStamp() == names; {
 		select {
 		case <-ctx.Done():
+			return
 		case <-svc.archive.wake:
-		case <-time.After(archivePeriod):
+			return
+		case <-time.After(namesPeriod):
 		}
 	}
 }

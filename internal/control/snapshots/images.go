@@ -13,7 +13,8 @@ import (
 )
 
 // The images of templates are saved, too: by the daemon that built them, each once for
-// each tenant that has templates of it. Other daemons get them when they need them.
+// each tenant that has templates of it. So are those that the owner of the machine has
+// imported; see imagenames.go. Other daemons get them when they need them.
 
 // Images are the images on this machine. It must be safe for concurrent use.
 type Images interface {
@@ -25,6 +26,25 @@ type Images interface {
 	// Accept stores an image under a digest. lent is LentImage.Digest, and r reads
 	// what LentImage.Write wrote. Other content is CodeInvalid.
 	Accept(ctx context.Context, digest, lent string, r io.Reader) error
+	// Names returns the names that the owner of the machine gave to images of files,
+	// and those that were removed. With ref, it returns what the machine has of that
+	// one, or nothing if ref is no name of an image.
+	Names(ref string) ([]ImageName, error)
+	// SetName replaces a name that Names returned by another state of it. It reports
+	// whether it did that: not if the name was changed meanwhile, or its new image is
+	// not here.
+	SetName(ctx context.Context, old, to ImageName) (bool, error)
+	// NamesStamp returns a value that changes when names change.
+	NamesStamp() string
+}
+
+// ImageName is a name of an image on this machine; see image.NameState.
+type ImageName struct {
+	Name, Platform string
+	Digest         string // empty: the name was removed, or was never here
+	Own            bool   // the image is of files
+	Change, Agreed string
+	New            bool
 }
 
 // LentImage is an image that can be stored elsewhere.
@@ -49,7 +69,7 @@ func (svc *Service) TemplatesChanged(tenant string) {
 	svc.archive.soon()
 }
 
-// saveImages saves the images of templates that this machine has and that are not in
+// saveImages saves the images of templates and imported names that this machine has and that are not in
 // the blob store.
 func (svc *Service) saveImages(ctx context.Context) error {
 	if svc.cfg.Images == nil {
@@ -81,7 +101,7 @@ func (svc *Service) saveImages(ctx context.Context) error {
 }
 
 // saveImage saves an image, if this machine has it, and records that. It succeeds if
-// the last template of it is removed meanwhile, or another daemon saves it.
+// the last template or name of it is removed meanwhile, or another daemon saves it.
 func (svc *Service) saveImage(ctx context.Context, i store.TemplateImage) error {
 	img, err := svc.cfg.Images.Lend(ctx, i.Image)
 	if img == nil || err != nil {
@@ -108,13 +128,25 @@ func (svc *Service) saveImage(ctx context.Context, i store.TemplateImage) error 
 	return err
 }
 
-// FetchImage gets an image from the blob store, by its digest, if this machine lacks
-// it and it is that of a template which the tenant may use. It does nothing if it is
-// not there; only looking for the image says that it is missing.
-func (svc *Service) FetchImage(ctx context.Context, tenant, digest string) error {
-	if svc.cfg.Images == nil || svc.cfg.Archive == nil || !strings.HasPrefix(digest, "sha256:") {
+// FetchImage gets an image from the blob store if this machine lacks it: by its digest,
+// if it is that of a template which the tenant may use, or by a name that was imported
+// on this machine or another one. It does nothing if it is not there; only looking for
+// the image says that it is missing.
+func (svc *Service) FetchImage(ctx context.Context, tenant, ref string) error {
+	if svc.cfg.Images == nil || svc.cfg.Archive == nil {
 		return nil
 	}
+	if strings.HasPrefix(ref, "sha256:") {
+		return svc.fetchImage(ctx, tenant, ref)
+	}
+	names, err := svc.cfg.Images.Names(ref)
+	for _, n := range names {
+		err = errors.Join(err, svc.agree(ctx, n, true))
+	}
+	return err
+}
+
+func (svc *Service) fetchImage(ctx context.Context, tenant, digest string) error {
 	if there, err := svc.cfg.Images.Has(digest); there || err != nil {
 		return err
 	}
@@ -153,12 +185,12 @@ func ofImage(digest string, err error) error {
 	own.Op, own.Subject, own.Cause = "image.get", digest, err
 	own.Message = strings.Replace(own.Message, "the snapshot", "the saved image", 1)
 	if own.Code == sandbox.CodeInvalid {
-		own.Hint = "build the template again"
+		own.Hint = "build the template, or import the image, again"
 	}
 	return &own
 }
 
-// sweepImages removes the saved images of a tenant that no template has and, with
+// sweepImages removes the saved images of a tenant that no template and no name has and, with
 // rubbish, also the remains of killed daemons.
 func (svc *Service) sweepImages(ctx context.Context, a store.Archive, rubbish bool) error {
 	set := imagesOf(archive.Set{ID: a.ID, Encrypted: a.Encrypted})

@@ -28,6 +28,7 @@ type shelf struct {
 	fails    error  // of reading an image
 	reading  func() // called when one is read
 	accepted int
+	names    map[string]ImageName
 }
 
 type shelved struct {
@@ -63,6 +64,47 @@ func (s *shelf) Accept(_ context.Context, digest, lent string, r io.Reader) erro
 	return nil
 }
 
+const platform = "linux/test"
+
+func (s *shelf) Names(ref string) (all []ImageName, _ error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ref != "" {
+		return []ImageName{s.name(ref)}, nil
+	}
+	for _, n := range s.names {
+		if n.Own || n.Change != "" {
+			all = append(all, n)
+		}
+	}
+	return all, nil
+}
+
+func (s *shelf) name(ref string) ImageName {
+	n := s.names[ref]
+	n.Name, n.Platform = ref, platform
+	return n
+}
+
+func (s *shelf) SetName(_ context.Context, old, to ImageName) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.name(old.Name) != old || to.Digest != "" && s.texts[to.Digest] == "" {
+		return false, nil
+	}
+	s.names[to.Name] = to
+	if to.Digest == "" && to.Change == "" {
+		delete(s.names, to.Name)
+	}
+	return true, nil
+}
+
+func (s *shelf) NamesStamp() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return fmt.Sprint(s.names)
+}
+
 func (i shelved) Digest() string { return i.text }
 
 func (i shelved) Write(_ context.Context, w io.Writer) error {
@@ -83,9 +125,13 @@ type gallery struct {
 
 func newGallery(t *testing.T) *gallery {
 	t.Helper()
-	g := &gallery{shelf: &shelf{texts: map[string]string{one: "first", two: "second"}}}
+	g := &gallery{shelf: newShelf()}
 	g.office = newOffice(t, false, func(c *Config) { c.Images = g.shelf })
 	return g
+}
+
+func newShelf() *shelf {
+	return &shelf{texts: map[string]string{one: "first", two: "second"}, names: map[string]ImageName{}}
 }
 
 func (g *gallery) set(t *testing.T, tenant, name, digest string) {

@@ -50,9 +50,9 @@ type Snapshots interface {
 	Find(ctx context.Context, tenant, ref string) (store.Snapshot, error)
 	Source(ctx context.Context, tenant, ref string) (*plan.Snapshot, error)
 	Remove(ctx context.Context, s *store.Snapshot) error
-	// FetchImage gets the image of a template that the tenant may use, if this
-	// machine lacks it and another daemon has saved it.
-	FetchImage(ctx context.Context, tenant, digest string) error
+	// FetchImage gets the image of a template that the tenant may use, or one that
+	// was imported, if this machine lacks it and another daemon has saved it.
+	FetchImage(ctx context.Context, tenant, ref string) error
 	// TemplatesChanged says that saved images have to be looked at.
 	TemplatesChanged(tenant string)
 }

@@ -2,7 +2,7 @@ package node
 
 import (
 	"context"
-	"strings"
+	"runtime"
 
 	"github.com/atoll-run/atoll/internal/engine"
 	"github.com/atoll-run/atoll/internal/image"
@@ -26,13 +26,12 @@ func (i images) Ensure(ctx context.Context, req engine.ImageRequest) (engine.Ima
 			req.Progress(engine.Progress{Phase: p.String(), Done: p.Done, Total: p.Total})
 		}
 	}
-	img, err := store.Get(ctx, req.Ref, opts)
-	if i.n.fetch != nil && req.Tenant != "" && strings.HasPrefix(req.Ref, "sha256:") && sandbox.CodeOf(err) == sandbox.CodeNotFound {
+	if i.fetches(&req) {
 		if err := i.n.fetch(ctx, req.Tenant, req.Ref); err != nil {
 			return engine.ImageConfig{}, err
 		}
-		img, err = store.Get(ctx, req.Ref, opts)
 	}
+	img, err := store.Get(ctx, req.Ref, opts)
 	if err != nil {
 		return engine.ImageConfig{}, err
 	}
@@ -41,6 +40,12 @@ func (i images) Ensure(ctx context.Context, req engine.ImageRequest) (engine.Ima
 		out.Signatures = append(out.Signatures, policy.Signature(s))
 	}
 	return out, nil
+}
+
+// fetches reports whether an image may be one that other machines have saved. What
+// the caller wants anew, or for another platform, is that of a registry.
+func (i images) fetches(req *engine.ImageRequest) bool {
+	return i.n.fetch != nil && req.Tenant != "" && req.Pull != engine.Pull(image.PolicyAlways) && (req.Platform == "" || req.Platform == "linux/"+runtime.GOARCH)
 }
 
 // ErrorCode returns "": errors of the store already have codes.

@@ -30,7 +30,7 @@ type Node struct {
 	operator Operator
 	pool     int                        // number of warm sandboxes per image
 	options  map[string]json.RawMessage // of providers, by name
-	fetch    func(ctx context.Context, tenant, digest string) error
+	fetch    func(ctx context.Context, tenant, ref string) error
 	logger   *slog.Logger                              // of the images; nil: none
 	networks map[bool]func() (*gateway.Gateway, error) // by whether they end with this process
 	// providers have sandboxes that outlive this process, attached have sandboxes
@@ -110,10 +110,10 @@ func (n *Node) SetLogger(l *slog.Logger) { n.logger = l }
 // provider is opened.
 func (n *Node) SetOptions(options map[string]json.RawMessage) { n.options = options }
 
-// FetchImages sets a function that is called for an image which the store lacks. It
-// gets the image if it is somewhere else and the tenant may use it. Call FetchImages
-// before the first sandbox is made.
-func (n *Node) FetchImages(get func(ctx context.Context, tenant, digest string) error) { n.fetch = get }
+// FetchImages sets a function that is called before an image is used. If the store
+// lacks the image, it gets it if it is somewhere else and the tenant may use it. Call
+// FetchImages before the first sandbox is made.
+func (n *Node) FetchImages(get func(ctx context.Context, tenant, ref string) error) { n.fetch = get }
 
 // Images returns the node's image store. The node closes it.
 func (n *Node) Images() (*image.Store, error) { return n.images() }
