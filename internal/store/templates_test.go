@@ -354,6 +354,12 @@ func TestImageNames(t *testing.T) {
 		save("sha256:2")
 		_, err = ts.set("acme", "tools", "latest", "") // has sha256:1
 		ok(t, err)
+		part, err = store.Read(ctx, ts.s, func(tx *store.Tx) ([]store.TemplateImage, error) {
+			return tx.Operator().UnsavedImages(ctx, store.TemplateImage{}, 9)
+		})
+		if ok(t, err); len(part) != 1 || part[0].Image != "sha256:1" { // its saved one has gone with the name
+			t.Errorf("unsaved are %+v", part)
+		}
 		found("sha256:2", true)
 		rows, err := store.Read(ctx, ts.s, func(tx *store.Tx) ([]store.ImageName, error) { return tx.Operator().ImageNames(ctx) })
 		if ok(t, err); len(rows) != 2 || rows[0].Image != "sha256:2" || rows[1].Image != "" || rows[1].Change != "c2" {
