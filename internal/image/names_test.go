@@ -64,6 +64,12 @@ func TestNames(t *testing.T) {
 			mustGet(t, s, "tar:"+writeFile(t, filepath.Join(t.TempDir(), "x.tar"), tarOf(t, "a", "x")), GetOptions{})
 			mustGet(t, s, ref, GetOptions{})
 		}, nil},
+		{"a build", func(t *testing.T, s *Store, _ func(string, string) string) {
+			from := mustGet(t, s, "tar:"+writeFile(t, filepath.Join(t.TempDir(), "x.tar"), tarOf(t, "a", "x")), GetOptions{})
+			if _, err := s.Derive(t.Context(), "template/0a/1b", from, nil, Config{Env: []string{"A=1"}}); err != nil {
+				t.Fatal(err)
+			}
+		}, nil},
 		{"an import of a registry's image", func(t *testing.T, s *Store, _ func(string, string) string) {
 			if _, err := s.Import(t.Context(), ref, "app:1", GetOptions{}); err != nil {
 				t.Fatal(err)
