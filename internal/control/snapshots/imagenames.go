@@ -154,7 +154,7 @@ func (svc *Service) agreed(ctx context.Context, n ImageName, fetch bool) error {
 		return err
 	}
 	if fetch && n.Own {
-		return svc.fetchImage(ctx, key.DefaultTenant, n.Digest) // if a part of it is lost
+		return ofImage(n.Name, svc.fetchImage(ctx, key.DefaultTenant, n.Digest)) // if a part of it is lost
 	}
 	return nil
 }
@@ -171,7 +171,7 @@ func (svc *Service) follow(ctx context.Context, n ImageName, row store.ImageName
 	}
 	if fetch {
 		if err := svc.fetchImage(ctx, row.Tenant, row.Image); err != nil {
-			return err
+			return ofImage(n.Name, err)
 		}
 	}
 	there, err := svc.cfg.Images.Has(row.Image)

@@ -262,6 +262,25 @@ func TestImageNamesAfterCrash(t *testing.T) {
 	}
 }
 
+// Errors name the image as the caller did.
+func TestImageNameErrors(t *testing.T) {
+	a := newGallery(t)
+	b := a.other()
+	a.shelf.put("app:1", one, "c-1")
+	coretest.OK(t, a.agreeAll(t.Context(), false))
+	for _, want := range []sandbox.Code{sandbox.CodeUnavailable, sandbox.CodeInvalid} {
+		err := b.FetchImage(t.Context(), coretest.Rival, "app:1")
+		coretest.WantCode(t, err, want)
+		if known, ok := err.(*sandbox.Error); !ok || known.Subject != "app:1" || known.Hint == "" { //nolint:errorlint // as it is printed
+			t.Errorf("the error is %#v", err)
+		}
+		if want == sandbox.CodeUnavailable {
+			a.round(t)
+			a.spoil(t)
+		}
+	}
+}
+
 // A daemon that is killed between fetching an image and naming it names it later.
 func TestFollowAfterCrash(t *testing.T) {
 	for _, at := range []string{"fetchimage.stored", "imagename.followed"} {

@@ -140,10 +140,10 @@ func (svc *Service) FetchImage(ctx context.Context, tenant, ref string) error {
 		return svc.fetchImage(ctx, tenant, ref)
 	}
 	names, err := svc.cfg.Images.Names(ref)
-	for _, n := range names {
-		err = errors.Join(err, svc.agree(ctx, n, true))
+	if err != nil || len(names) == 0 {
+		return err
 	}
-	return err
+	return svc.agree(ctx, names[0], true)
 }
 
 func (svc *Service) fetchImage(ctx context.Context, tenant, digest string) error {
