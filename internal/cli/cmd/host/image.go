@@ -97,7 +97,8 @@ func (a imageCommands) imageImportCmd() *cobra.Command {
 		Long: `Import reads an image from tar:FILE or dir:DIR (a root file system),
 docker-archive:FILE (what docker save writes) or oci:DIR[:TAG], gives it a name
 such as myapp:1 and prints its digest. Without a type, it looks at the file or
-directory.`,
+directory. A daemon with --blobs saves the image there, for all machines with the
+same database.`,
 		Example: `  atoll image import tar:rootfs.tar myapp:1`,
 		Args:    cobra.ExactArgs(2),
 	}
@@ -234,7 +235,9 @@ func (a imageCommands) imageRmCmd() *cobra.Command {
 		Use:   "rm IMAGE...",
 		Short: "Remove images, or names of images",
 		Long: `Rm removes a name and, if it was the last one, the image. An image that a sandbox
-(running or at rest), a snapshot or a template needs stays until that is gone.`,
+(running or at rest), a snapshot or a template needs stays until that is gone. With
+a daemon that has --blobs, the name of an imported image is removed on all machines
+with the same database.`,
 		Example:           `  atoll image rm debian:12`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: request.CompleteImages(a.Env),
