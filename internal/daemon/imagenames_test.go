@@ -266,3 +266,56 @@ func TestImportsWithoutBlobs(t *testing.T) {
 		t.Errorf("recorded is %+v, and %v is left", rows, left)
 	}
 }
+
+// A daemon that is killed while it records an import or a removal does that after its
+// next start, and saves the image once.
+func TestKilledWhileRecordingImport(t *testing.T) {
+	for _, point := range []string{"imagename.marked", "imagename.recorded", "saveimage.stored"} {
+		m, blobs := daemontest.New(t), t.TempDir()
+		killed := func(change func()) {
+			t.Helper()
+			reached := make(chan struct{})
+			once := sync.OnceFunc(func() { close(reached) })
+			d := m.Start(t, func(o *daemon.Options) {
+				withImages(m, "", o)
+				o.Blobs = blobs
+				o.Fault = func(at string) error {
+					if at != point {
+						return nil
+					}
+					once()
+					return errors.New("killed")
+				}
+			})
+			change()
+			<-reached
+			ok(t, d.Close())
+		}
+		digest := ""
+		killed(func() { digest = importAs(t, m, noRegistry, "first") })
+		with := func(o *daemon.Options) {
+			withImages(m, "", o)
+			o.Blobs = blobs
+		}
+		d := m.Start(t, with)
+		recorded(t, m.Store(t), noRegistry, digest)
+		loseImages(t, m)
+		if got := uses(t, m, daemontest.Client(t, d), ""); got != digest {
+			t.Errorf("%s: the name means %s, want %s", point, got, digest)
+		}
+		ok(t, d.Close())
+		if point == "saveimage.stored" {
+			ok(t, imagesOf(t, m).Remove(t.Context(), noRegistry))
+		} else {
+			killed(func() { ok(t, imagesOf(t, m).Remove(t.Context(), noRegistry)) })
+		}
+		m.Start(t, with)
+		recorded(t, m.Store(t), noRegistry, "")
+		repeat(t, "sweeping the blob store", func() error {
+			if left := packs(t, blobs); len(left) > 0 {
+				return errors.New(strings.Join(left, " "))
+			}
+			return nil
+		})
+	}
+}
