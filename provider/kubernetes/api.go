@@ -44,9 +44,18 @@ func newAPI(c cluster, transport http.RoundTripper, sandboxes hosted.Records, po
 			}
 		},
 		Hidden: func() []string { return []string{a.token.Current()} }, Hint: "check the user of the kubeconfig",
+		Advise: func(r *rest.Refusal) string {
+			if r.Status == http.StatusForbidden && strings.Contains(r.Text, "cannot ") && strings.Contains(r.Text, " resource ") {
+				return "the credential lacks a right in namespace " + a.namespace + ": grant " + manifest + "; all that are missing: atoll doctor"
+			}
+			return ""
+		},
 	}
 	return a
 }
+
+// manifest grants what the provider does in its namespace.
+const manifest = "build/deploy/kubernetes/provider-rbac.yaml"
 
 // idle is how long an unused connection is kept.
 const idle = 10 * time.Second
@@ -111,10 +120,17 @@ func admission(text, what string) error {
 	switch {
 	case strings.Contains(text, "exceeded quota"):
 		e.Code, e.Message, e.Hint = sandbox.CodeExhausted, "the namespace's quota is used up: "+text, "remove sandboxes, or ask for less"
+	case strings.Contains(text, "must specify"):
+		e.Code, e.Message = sandbox.CodeInvalid, "the namespace's quota wants a limit or a request that the sandbox does not have: "+text
+		e.Hint = "set what it names, with --memory, --cpus or --disk, or add a LimitRange with defaults to the namespace"
 	case strings.Contains(text, "violates PodSecurity"):
 		e.Code, e.Message, e.Hint = sandbox.CodeDenied, "the namespace refuses the pod: "+text, "sandboxes need the level baseline of Pod Security"
 	case strings.Contains(text, "maximum") || strings.Contains(text, "minimum"):
-		e.Code, e.Message = sandbox.CodeInvalid, "the namespace's limits refuse the pod: "+text
+		e.Code, e.Message, e.Hint = sandbox.CodeInvalid, "the namespace's limits refuse the pod: "+text, "ask for what the LimitRange of the namespace permits"
+	case strings.Contains(text, "denied the request") || strings.Contains(text, "denied request"):
+		e.Code, e.Message, e.Hint = sandbox.CodeDenied, "the cluster's admission refuses the pod: "+text, "see its admission webhooks and policies"
+	case strings.Contains(text, "being terminated"):
+		e.Code, e.Message, e.Hint = sandbox.CodeUnavailable, "the namespace is being removed: "+text, "use another, with "+namespaceEnv+", or make it again"
 	default:
 		return nil
 	}

@@ -209,7 +209,7 @@ func (a *api) take(ctx context.Context, want *pod, pool string) (made pod, err e
 		}
 		return err == nil, err
 	}, func() error {
-		return a.ProtocolError("the controller of agent-sandbox has not given a pod: see kubectl describe sandboxclaim " + name)
+		return a.stalls("has not given a pod", "sandboxclaim", name, c.Status.objectStatus)
 	})
 	if err != nil {
 		return pod{}, err

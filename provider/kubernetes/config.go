@@ -97,6 +97,11 @@ func invalid(subject, message string, cause error) error {
 	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "kubernetes.open", Subject: subject, Message: message, Cause: cause}
 }
 
+// absent returns the error for something that is set and not there.
+func absent(subject, message, hint string) error {
+	return &sandbox.Error{Code: sandbox.CodeInvalid, Op: "kubernetes.open", Subject: subject, Message: message, Hint: hint}
+}
+
 // parse adds a configuration file to those that were read before it, whose
 // entries are used where both have one with the same name.
 func (k *kubeconfig) parse(file string, text []byte) error {
@@ -159,7 +164,7 @@ func (k *kubeconfig) choose(context string, insecure bool) (c cluster, err error
 	}
 	i := slices.IndexFunc(k.Contexts, func(e contextEntry) bool { return e.Name == name })
 	if i < 0 {
-		return c, invalid("kubeconfig", fmt.Sprintf("has no context %q", name), nil)
+		return c, absent("kubeconfig", fmt.Sprintf("has no context %q", name), "list them with kubectl config get-contexts, and set "+contextEnv)
 	}
 	of := k.Contexts[i].Context
 	i = slices.IndexFunc(k.Clusters, func(e clusterEntry) bool { return e.Name == of.Cluster })
@@ -377,7 +382,7 @@ func (o *Options) find() (c cluster, err error) {
 	case found:
 		c, err = k.choose(o.Context, o.Insecure)
 	case explicit:
-		err = invalid(o.Kubeconfig, "does not exist", nil)
+		err = absent(o.Kubeconfig, "does not exist", "set "+configEnv+" to a configuration file of kubectl")
 	}
 	return c.complete(o), err
 }

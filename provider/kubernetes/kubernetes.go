@@ -12,6 +12,7 @@ package kubernetes
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -249,6 +250,7 @@ func (p *Provider) review(ctx context.Context, controlled bool) (lacks []string,
 func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	var lacks []string
 	var controlled bool
+	var account error // why the namespace cannot be used
 	set := p.api.Base.Host != ""
 	facts, err := p.Facts(ctx, &hosted.Description{
 		Version: "v1", Needs: configEnv, What: "cluster", Credential: configEnv, Address: configEnv,
@@ -263,6 +265,9 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 		if controlled, err = p.controlled(ctx); err == nil {
 			lacks, err = p.review(ctx, controlled)
 		}
+		if err == nil {
+			_, account = p.api.Account(ctx)
+		}
 		return err
 	}, p.api.Base)
 	if err != nil || !facts.Available {
@@ -271,9 +276,14 @@ func (p *Provider) Probe(ctx context.Context) (driver.Facts, error) {
 	add := func(severity driver.Severity, subject, message, fix string) {
 		facts.Findings = append(facts.Findings, driver.Finding{Severity: severity, Subject: subject, Message: message, Fix: fix})
 	}
+	// Who may not read the namespace lacks the right to, which is a blocker, too.
+	if e := (*sandbox.Error)(nil); errors.As(account, &e) && e.Code != sandbox.CodeDenied {
+		facts.Available = false
+		add(driver.Blocker, "namespace", "namespace "+p.api.namespace+": "+e.Message, e.Hint)
+	}
 	if len(lacks) > 0 {
 		facts.Available = false
-		add(driver.Blocker, "rights", "the credential may not "+strings.Join(lacks, ", ")+" in namespace "+p.api.namespace, "grant build/deploy/kubernetes/provider-rbac.yaml")
+		add(driver.Blocker, "rights", "the credential may not "+strings.Join(lacks, ", ")+" in namespace "+p.api.namespace, "grant "+manifest)
 	}
 	class, isolation, err := p.runtime(ctx)
 	switch {
@@ -527,8 +537,10 @@ func (p *Provider) request(ctx context.Context, want *pod, how way) (made pod, e
 		made = now
 		return made.started(asked)
 	}, func() error {
-		word, _, _ := made.state()
-		return p.ProtocolError("the new pod is still " + word)
+		return &sandbox.Error{
+			Code: sandbox.CodeUnavailable, Op: "kubernetes.create", Subject: made.Meta.Name, Message: "the new pod is still " + made.waits(),
+			Hint: "see kubectl describe pod --namespace " + p.api.namespace + "; an image that takes longer can be pulled to the nodes before",
+		}
 	})
 	return made, err
 }

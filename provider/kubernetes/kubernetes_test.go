@@ -399,6 +399,18 @@ func TestCreateErrors(t *testing.T) {
 		"no right": {refused: func(w http.ResponseWriter) {
 			refuse(w, 403, "Forbidden", `pods is forbidden: User "u" cannot create resource "pods" in API group "" in the namespace "agents"`)
 		}, code: sandbox.CodeDenied, says: "cannot create"},
+		"no right, with a hint": {refused: func(w http.ResponseWriter) {
+			refuse(w, 403, "Forbidden", `pods is forbidden: User "u" cannot create resource "pods" in API group "" in the namespace "agents"`)
+		}, code: sandbox.CodeDenied, says: "in namespace agents: grant build/deploy/kubernetes/provider-rbac.yaml"},
+		"quota of limits": {refused: func(w http.ResponseWriter) {
+			refuse(w, 403, "Forbidden", `pods "x" is forbidden: failed quota: mem: must specify limits.memory for: sandbox`)
+		}, code: sandbox.CodeInvalid, says: "with --memory"},
+		"admission": {refused: func(w http.ResponseWriter) {
+			refuse(w, 403, "Forbidden", `admission webhook "w" denied the request: no`)
+		}, code: sandbox.CodeDenied, says: "see its admission webhooks"},
+		"namespace ends": {refused: func(w http.ResponseWriter) {
+			refuse(w, 403, "Forbidden", `pods "x" is forbidden: unable to create new content in namespace agents because it is being terminated`)
+		}, code: sandbox.CodeUnavailable, says: namespaceEnv},
 		"invalid": {refused: func(w http.ResponseWriter) {
 			refuse(w, 422, "Invalid", `Pod "x" is invalid: spec.containers[0].image: Invalid value`)
 		}, code: sandbox.CodeInvalid, says: "Invalid value"},
@@ -747,6 +759,28 @@ func TestRights(t *testing.T) {
 	}
 	if facts.Isolation != sandbox.IsolationNone {
 		t.Errorf("the isolation is %s", facts.Isolation)
+	}
+}
+
+// Probe says that there is no such namespace, with the rights of an administrator,
+// too, who may do everything in a namespace that does not exist.
+func TestProbeNamespace(t *testing.T) {
+	s := serve(t)
+	p := s.open(t, t.TempDir(), nil)
+	s.before = func(w http.ResponseWriter, r *http.Request) bool {
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/selfsubjectaccessreviews"):
+			reply(w, map[string]any{"status": map[string]bool{"allowed": true}})
+		case r.URL.Path == root:
+			refuse(w, 404, "NotFound", `namespaces "agents" not found`)
+		default:
+			return false
+		}
+		return true
+	}
+	facts, err := p.Probe(t.Context())
+	if err != nil || facts.Available || facts.Findings[0].Subject != "namespace" || !strings.Contains(facts.Findings[0].Fix, "kubectl create namespace agents") {
+		t.Errorf("%+v, %v; want that the namespace is missing", facts, err)
 	}
 }
 

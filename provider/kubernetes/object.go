@@ -114,7 +114,7 @@ func (p *Provider) controlled(ctx context.Context) (bool, error) {
 	case r.Ours && r.Status == http.StatusForbidden && p.opts.Kind == objectKind:
 		return false, &sandbox.Error{
 			Code: sandbox.CodeDenied, Op: "kubernetes.create", Subject: agents, Message: "the credential may not list objects of agent-sandbox in namespace " + p.api.namespace,
-			Hint: "grant build/deploy/kubernetes/provider-rbac.yaml, or unset " + kindEnv, Cause: err,
+			Hint: "grant " + manifest + ", or unset " + kindEnv, Cause: err,
 		}
 	case (absent || r.Ours && r.Status == http.StatusForbidden) && p.opts.Kind == "":
 		return false, nil
@@ -269,9 +269,23 @@ func (a *api) order(ctx context.Context, want *pod) (made pod, err error) {
 		}
 		return false, err
 	}, func() error {
-		return a.ProtocolError("the controller of agent-sandbox has not made the pod: see kubectl describe sandbox " + name)
+		return a.stalls("has not made the pod", "sandbox", name, o.Status)
 	})
 	return made, err
+}
+
+// stalls returns the error of a controller that does nothing about a resource, with
+// what the resource says of itself.
+func (a *api) stalls(what, kind, name string, s objectStatus) error {
+	for _, c := range s.Conditions {
+		if c.Type == "Ready" && c.Status == "False" {
+			what += "; it says " + a.Clip(cause{c.Reason, c.Message}.String())
+		}
+	}
+	return &sandbox.Error{
+		Code: sandbox.CodeUnavailable, Op: "kubernetes.create", Subject: name, Message: "the controller of agent-sandbox " + what,
+		Hint: "see kubectl describe " + kind + " --namespace " + a.namespace + ", and whether the controller runs",
+	}
 }
 
 func taken(name string) error {

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/atoll-run/atoll/driver"
@@ -394,6 +396,8 @@ func TestOrderRefused(t *testing.T) {
 		code    sandbox.Code
 	}{
 		"quota":    {`pod create failed: pods "x" is forbidden: exceeded quota: none, requested: pods=1`, sandbox.CodeExhausted},
+		"limits":   {`pod create failed: pods "x" is forbidden: failed quota: mem: must specify limits.memory for: sandbox`, sandbox.CodeInvalid},
+		"webhook":  {`pod create failed: admission webhook "w" denied the request: no`, sandbox.CodeDenied},
 		"security": {`pod create failed: pods "x" is forbidden: violates PodSecurity "restricted:latest"`, sandbox.CodeDenied},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -408,6 +412,71 @@ func TestOrderRefused(t *testing.T) {
 			}
 		})
 	}
+}
+
+// inMemory answers requests without a network, so that a test can wait in no time.
+type inMemory struct{ s *server }
+
+func (m inMemory) RoundTrip(r *http.Request) (*http.Response, error) {
+	w := httptest.NewRecorder()
+	m.s.ServeHTTP(w, r)
+	if err := r.Context().Err(); err != nil {
+		return nil, err
+	}
+	return w.Result(), nil
+}
+
+// A controller that makes no pod for two minutes is named with what it says, and
+// what was made is removed although the time is over.
+func TestOrderStalls(t *testing.T) {
+	for name, open := range map[string]func() *server{
+		"object": func() *server {
+			s := withAgents(t)
+			s.stuck = "it cannot reach w"
+			return s
+		},
+		"claim": func() *server {
+			s := withPool(t)
+			s.pool.refusal = condition{Type: "Ready", Status: "False", Reason: "ReconcilerError", Message: "it cannot reach w"}
+			return s
+		},
+		"pod": func() *server {
+			s := serve(t)
+			s.before = func(http.ResponseWriter, *http.Request) bool {
+				for _, p := range s.pods {
+					p.Status = waitingStatus("Pending", "ContainerCreating", "it cannot reach w")
+				}
+				return false
+			}
+			return s
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := open()
+			synctest.Test(t, func(t *testing.T) {
+				p := s.open(t, t.TempDir(), func(o *Options) {
+					o.Transport = inMemory{s}
+					if s.pool != nil {
+						o.Pool = "warm"
+					}
+				})
+				_, err := p.Create(t.Context(), &sandbox.Spec{ID: "sb-1", Image: "image"})
+				if p.ErrorCode(err) != sandbox.CodeUnavailable || !strings.Contains(err.Error(), "it cannot reach w") || !strings.Contains(hintOf(err), "kubectl describe") {
+					t.Errorf("Create: %v, want unavailable, and why", err)
+				}
+				if left := s.left(); len(left) > 0 {
+					t.Errorf("left: %v", left)
+				}
+			})
+		})
+	}
+}
+
+// waitingStatus is the status of a pod that does not run yet.
+func waitingStatus(phase, reason, message string) (s podStatus) {
+	text := fmt.Sprintf(`{"phase":%q,"containerStatuses":[{"name":"sandbox","state":{"waiting":{"reason":%q,"message":%q}}}]}`, phase, reason, message)
+	_ = json.Unmarshal([]byte(text), &s)
+	return s
 }
 
 // The process died after it had made the object and before there was a pod: the

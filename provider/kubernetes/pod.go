@@ -218,6 +218,21 @@ func (p *pod) state() (word string, state sandbox.State, why string) {
 	return s.Phase, sandbox.Lost, "" // "Unknown", and those of later versions
 }
 
+// waits returns the phase of a pod that does not run yet, and what it waits for, if
+// it says so.
+func (p *pod) waits() string {
+	word, _, _ := p.state()
+	if status, reason, message := p.condition("PodScheduled"); status == "False" {
+		return word + ": " + cause{reason, message}.String()
+	}
+	for _, c := range p.Status.Containers {
+		if w := c.State.Waiting; c.Name == mainName && w != nil {
+			return word + ": " + w.String()
+		}
+	}
+	return word
+}
+
 func (p *pod) condition(kind string) (status, reason, message string) {
 	for _, c := range p.Status.Conditions {
 		if c.Type == kind {

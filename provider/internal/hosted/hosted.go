@@ -40,8 +40,12 @@ type Record struct {
 	AdoptedElsewhere bool          `json:"given,omitempty"` // another directory has adopted it
 }
 
-// making limits how long a request may continue after its caller gave up.
-const making = 2 * time.Minute
+// making limits how long a request may continue after its caller gave up. It is
+// longer than settling, so that who waits for a status says which one it was.
+const making = settling + time.Minute
+
+// undoing limits how long the removal of what a failed request left may take.
+const undoing = settling
 
 // kept is how long the record of a sandbox that ended by itself is kept, so
 // that its users can still read the reason.

@@ -91,9 +91,15 @@ func (c *Core) vacant(ctx context.Context, l *Locked, id sandbox.ID) error {
 }
 
 func (c *Core) finalize(ctx context.Context, l *Locked, m *Creation) (in Made, err error) {
+	id := m.Spec.ID
 	asking, cancel := context.WithTimeout(context.WithoutCancel(ctx), making)
 	defer cancel()
-	id, r := m.Spec.ID, Record{Asked: time.Now(), Network: m.Network, More: m.More, Labels: m.Spec.Labels}
+	undo := func(sb string, err error) error {
+		undoing, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoing) // asking may be over
+		defer cancel()
+		return c.undo(ctx, undoing, l, id, sb, err)
+	}
+	r := Record{Asked: time.Now(), Network: m.Network, More: m.More, Labels: m.Spec.Labels}
 	if r.Binding, err = c.Binding(asking); err == nil {
 		r.Account, err = c.account(asking)
 	}
@@ -104,11 +110,11 @@ func (c *Core) finalize(ctx context.Context, l *Locked, m *Creation) (in Made, e
 		err = m.Prepare(asking)
 	}
 	if err != nil {
-		return in, c.undo(ctx, asking, l, id, "", err)
+		return in, undo("", err)
 	}
 	b, err := m.Ask(asking)
 	if err != nil {
-		return in, c.undo(ctx, asking, l, id, b.ID, err)
+		return in, undo(b.ID, err)
 	}
 	if r.ServiceID = b.ID; m.Life > 0 {
 		r.Ends = time.Now().Add(m.Life)
@@ -138,7 +144,7 @@ func (c *Core) finalize(ctx context.Context, l *Locked, m *Creation) (in Made, e
 	}
 	if err != nil {
 		in.Finish(guestkit.Killed)
-		return in, c.undo(ctx, asking, l, id, b.ID, err)
+		return in, undo(b.ID, err)
 	}
 	if c.Expires {
 		c.expiry.Watch(id, r.Ends)
@@ -149,7 +155,7 @@ func (c *Core) finalize(ctx context.Context, l *Locked, m *Creation) (in Made, e
 // undo removes what a failed creation left: a sandbox of the service, if one
 // was created, and its other resources. The record identifies what cannot be
 // removed now or may still appear.
-func (c *Core) undo(ctx, asking context.Context, l *Locked, id sandbox.ID, sb string, err error) error {
+func (c *Core) undo(ctx, undoing context.Context, l *Locked, id sandbox.ID, sb string, err error) error {
 	unanswered := errors.Is(err, errUnanswered)
 	if ctx.Err() != nil {
 		err = ctx.Err()
@@ -160,14 +166,17 @@ func (c *Core) undo(ctx, asking context.Context, l *Locked, id sandbox.ID, sb st
 	switch {
 	case left != nil:
 	case sb != "":
-		left = c.Erase(asking, id, sb)
+		left = c.Erase(undoing, id, sb)
 	case r.More:
-		if left = c.clear(asking, id, unanswered); unanswered && sandbox.CodeOf(left) == sandbox.CodeConflict {
+		if left = c.clear(undoing, id, unanswered); unanswered && sandbox.CodeOf(left) == sandbox.CodeConflict {
 			left = nil // it was created
 		}
 	}
 	if left == nil && !unanswered {
 		left = l.Remove()
+	}
+	if left == nil {
+		return err
 	}
 	return errors.Join(err, left)
 }

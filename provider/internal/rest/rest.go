@@ -46,6 +46,9 @@ type Client struct {
 	Rejects func(*Refusal) bool
 	// Hint says what to do if the service refuses the credential.
 	Hint string
+	// Advise, if set, says what to do about another refusal of the service itself, or
+	// returns "".
+	Advise func(*Refusal) string
 }
 
 // NewHTTP returns a client that does not follow redirections, because they
@@ -363,8 +366,11 @@ func (c *Client) Refused(res *http.Response) error {
 	}
 	r.Text = c.Scrub(r.Text)
 	e := &sandbox.Error{Code: code, Subject: c.Base.Host, Message: message, Cause: r}
-	if code == sandbox.CodeUnauthorized {
+	switch {
+	case code == sandbox.CodeUnauthorized:
 		e.Hint = c.Hint
+	case r.Ours && c.Advise != nil:
+		e.Hint = c.Advise(r)
 	}
 	return e
 }
