@@ -251,6 +251,7 @@ func TestErrorsAreWrappedOnce(t *testing.T) {
 		{"too slow", context.DeadlineExceeded, sandbox.Error{Code: "timeout", Op: "process.exec", Subject: "one", Message: "took too long"}},
 		{"typed", &sandbox.Error{Code: "denied", Message: "no", Hint: "ask"}, sandbox.Error{Code: "denied", Op: "process.exec", Subject: "one", Message: "no", Hint: "ask"}},
 		{"typed inside", fmt.Errorf("while: %w", &sandbox.Error{Code: "denied", Subject: "it", Message: "no"}), sandbox.Error{Code: "denied", Op: "process.exec", Subject: "it", Message: "while: it: no"}},
+		{"typed, and joined with nothing", errors.Join(&sandbox.Error{Code: "denied", Op: "x.y", Subject: "it", Message: "no"}), sandbox.Error{Code: "denied", Op: "x.y", Subject: "it", Message: "no"}},
 		{"from inside a sandbox", errors.New("\x1b]0;title\x07\xff\u202e"), sandbox.Error{Code: "internal", Op: "process.exec", Subject: "one", Message: "\ufffd]0;title\ufffd\ufffd\ufffd"}},
 	}
 	for _, tt := range tests {

@@ -27,7 +27,7 @@ func (e *Engine) wrap(a Action, err error) error {
 	switch {
 	case errors.As(err, &known):
 		out.Code, out.Op, out.Subject, out.Hint, out.Rule = known.Code, known.Op, known.Subject, known.Hint, known.Rule
-		if err == error(known) {
+		if err == error(known) || err.Error() == known.Error() { // or joined with nothing
 			out.Message = known.Message
 		}
 	default:
