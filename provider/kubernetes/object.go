@@ -304,7 +304,7 @@ func (s *objectStatus) refused(name string) error {
 		e := &sandbox.Error{Op: "kubernetes.create", Subject: name, Message: "the controller of agent-sandbox says " + cause{c.Reason, c.Message}.String()}
 		switch c.Reason {
 		case "ReconcilerError":
-			if err := admission(c.Message, name); err != nil {
+			if err := admission(strings.TrimPrefix(c.Message, "Error seen: "), name); err != nil {
 				return err
 			}
 			continue // it tries again
