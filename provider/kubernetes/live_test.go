@@ -630,7 +630,62 @@ func (l *live) run(t *testing.T) {
 			t.Errorf("Attach: %v, want gone", err)
 		}
 	}
+	// These wait for the cluster most of the time, so they do so together. Each has its
+	// own sandbox, which the others do not touch.
+	t.Run("sandboxes", func(t *testing.T) { l.cases(t, p, spec, pod, gone) })
+	t.Run("quota", func(t *testing.T) {
+		l.must(t, "create", "quota", "none", "--hard=pods=0")
+		defer l.must(t, "delete", "quota", "none", "--ignore-not-found")
+		for deadline := time.Now().Add(30 * time.Second); !strings.Contains(l.must(t, "get", "quota", "none", "--output", "jsonpath={.status.hard}"), "pods"); time.Sleep(100 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("the quota has no effect")
+			}
+		}
+		if _, err := p.Create(t.Context(), spec("sb-quota")); p.ErrorCode(err) != sandbox.CodeExhausted {
+			t.Errorf("Create: %v, want exhausted", err)
+		}
+		l.must(t, "create", "quota", "limits", "--hard=limits.memory=1Gi")
+		defer l.must(t, "delete", "quota", "limits")
+		l.must(t, "delete", "quota", "none")
+		for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Millisecond) { // until both are noticed
+			in, err := p.Create(t.Context(), spec("sb-quota"))
+			if p.ErrorCode(err) == sandbox.CodeInvalid && strings.Contains(err.Error(), "must specify limits.memory") {
+				break
+			}
+			if err == nil {
+				err = in.Destroy(t.Context())
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("Create: %v, want that the quota needs a limit", err)
+			}
+		}
+	})
+	if left := l.left(t); left != "" {
+		t.Errorf("left: %s", left)
+	}
+}
+
+// cases runs what the conformance suite does not, each case with its own sandbox.
+func (l *live) cases(t *testing.T, p driver.Provider, spec func(sandbox.ID) *sandbox.Spec, pod func(sandbox.ID) string, gone func(*testing.T, sandbox.ID)) {
+	t.Helper()
+	t.Run("no image", func(t *testing.T) {
+		t.Parallel()
+		s := spec("sb-image")
+		s.Image = "localhost/none:1"
+		if _, err := p.Create(t.Context(), s); p.ErrorCode(err) != sandbox.CodeNotFound {
+			t.Errorf("Create: %v, want not found", err)
+		}
+	})
+	t.Run("no room", func(t *testing.T) {
+		t.Parallel()
+		s := spec("sb-large")
+		s.Resources.Memory = 1 << 44
+		if _, err := p.Create(t.Context(), s); p.ErrorCode(err) != sandbox.CodeExhausted || !strings.Contains(err.Error(), "nsufficient memory") {
+			t.Errorf("Create: %v, want exhausted", err)
+		}
+	})
 	t.Run("removed by somebody", func(t *testing.T) {
+		t.Parallel()
 		in, err := p.Create(t.Context(), spec("sb-removed"))
 		if err != nil {
 			t.Fatal(err)
@@ -643,6 +698,7 @@ func (l *live) run(t *testing.T) {
 	})
 	if l.kind == "Sandbox" {
 		t.Run("suspended", func(t *testing.T) {
+			t.Parallel()
 			l.suspended(t, p, "sb-suspended")
 			in, err := p.Create(t.Context(), spec("sb-suspended-removed"))
 			if err != nil {
@@ -657,6 +713,7 @@ func (l *live) run(t *testing.T) {
 		})
 	}
 	t.Run("ended inside", func(t *testing.T) {
+		t.Parallel()
 		in, err := p.Create(t.Context(), spec("sb-ended"))
 		if err != nil {
 			t.Fatal(err)
@@ -677,13 +734,14 @@ func (l *live) run(t *testing.T) {
 		gone(t, "sb-ended")
 	})
 	t.Run("evicted", func(t *testing.T) {
+		t.Parallel()
 		s := spec("sb-evicted")
 		s.Resources.Disk = 256 << 20 // the guest needs a part of it
 		in, err := p.Create(t.Context(), s)
 		if err != nil {
 			t.Fatal(err)
 		}
-		hostedtest.Says(t, in, "head -c 400000000 /dev/zero >/tmp/large")
+		hostedtest.Says(t, in, "head -c 400000000 /dev/zero >/large") // gVisor has /tmp in memory
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Second) {
 			_, err := in.Exec(t.Context(), &sandbox.Command{Shell: "true"})
 			if p.ErrorCode(err) == sandbox.CodeConflict && strings.Contains(err.Error(), "Evicted") {
@@ -698,9 +756,10 @@ func (l *live) run(t *testing.T) {
 		}
 		gone(t, "sb-evicted")
 	})
-	t.Run("session", func(t *testing.T) { hostedtest.Session(t, kubernetes.Name, l.open) })
-	t.Run("ctx.sandbox", func(t *testing.T) { hostedtest.Context(t, kubernetes.Name, l.open) })
+	t.Run("session", func(t *testing.T) { t.Parallel(); hostedtest.Session(t, kubernetes.Name, l.open) })
+	t.Run("ctx.sandbox", func(t *testing.T) { t.Parallel(); hostedtest.Context(t, kubernetes.Name, l.open) })
 	t.Run("another pod of the name", func(t *testing.T) {
+		t.Parallel()
 		in, err := p.Create(t.Context(), spec("sb-twin"))
 		if err != nil {
 			t.Fatal(err)
@@ -724,33 +783,8 @@ func (l *live) run(t *testing.T) {
 		}
 		l.must(t, "delete", "pod", name, "--now")
 	})
-	t.Run("no image", func(t *testing.T) {
-		s := spec("sb-image")
-		s.Image = "localhost/none:1"
-		if _, err := p.Create(t.Context(), s); p.ErrorCode(err) != sandbox.CodeNotFound {
-			t.Errorf("Create: %v, want not found", err)
-		}
-	})
-	t.Run("no room", func(t *testing.T) {
-		s := spec("sb-large")
-		s.Resources.Memory = 1 << 44
-		if _, err := p.Create(t.Context(), s); p.ErrorCode(err) != sandbox.CodeExhausted || !strings.Contains(err.Error(), "nsufficient memory") {
-			t.Errorf("Create: %v, want exhausted", err)
-		}
-	})
-	t.Run("quota", func(t *testing.T) {
-		l.must(t, "create", "quota", "none", "--hard=pods=0")
-		defer l.must(t, "delete", "quota", "none")
-		for deadline := time.Now().Add(30 * time.Second); !strings.Contains(l.must(t, "get", "quota", "none", "--output", "jsonpath={.status.hard}"), "pods"); time.Sleep(100 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatal("the quota has no effect")
-			}
-		}
-		if _, err := p.Create(t.Context(), spec("sb-quota")); p.ErrorCode(err) != sandbox.CodeExhausted {
-			t.Errorf("Create: %v, want exhausted", err)
-		}
-	})
 	t.Run("taken over", func(t *testing.T) {
+		t.Parallel()
 		if _, err := p.Create(t.Context(), spec("sb-taken")); err != nil {
 			t.Fatal(err)
 		}
@@ -777,6 +811,7 @@ func (l *live) run(t *testing.T) {
 		}
 	})
 	t.Run("wrong token", func(t *testing.T) {
+		t.Parallel()
 		o := l.options(t.TempDir())
 		o.Kubeconfig = l.as(t, "wrong")
 		other, err := kubernetes.New(o)
@@ -791,7 +826,4 @@ func (l *live) run(t *testing.T) {
 			t.Errorf("Probe: %+v, %v", facts, err)
 		}
 	})
-	if left := l.left(t); left != "" {
-		t.Errorf("left: %s", left)
-	}
 }
