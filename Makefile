@@ -266,7 +266,7 @@ minio: build ## run the tests of blob stores and of nodes that share images with
 
 .PHONY: kubernetes
 kubernetes: TEST_TIMEOUT = 45m
-kubernetes: build ## run the tests of provider/kubernetes on the node of make cluster, or on the cluster of ATOLL_KUBECONFIG, where ATOLL_KUBERNETES_IMAGE is an image with Python
+kubernetes: build ## run the tests of provider/kubernetes on the node of make cluster, or on the cluster of ATOLL_KUBECONFIG, where ATOLL_KUBERNETES_IMAGE is an image with Python (a quarter of an hour)
 	@$(STATIC) ATOLL_CLUSTER="$${ATOLL_CLUSTER:-/var/tmp/atoll-cluster}" $(call gotest,-tags=kubernetes '-run=^TestLive' -parallel=$(PARALLEL),./provider/kubernetes)
 
 .PHONY: microvm
