@@ -40,8 +40,8 @@ func (g *gallery) round(t *testing.T) {
 	coretest.OK(t, g.sweepArchives(t.Context(), false))
 }
 
-// use returns the content of an image that a machine uses by its name, empty for none.
-func (g *gallery) use(t *testing.T, name string, code sandbox.Code) string {
+// content returns that of an image that a machine uses by its name, empty for none.
+func (g *gallery) content(t *testing.T, name string, code sandbox.Code) string {
 	t.Helper()
 	coretest.WantCode(t, g.FetchImage(t.Context(), coretest.Rival, name), code)
 	return g.shelf.texts[g.shelf.names[name].Digest]
@@ -70,7 +70,7 @@ func TestImageNames(t *testing.T) {
 			coretest.OK(t, a.agreeAll(t.Context(), false))
 		}, "second", "", sandbox.CodeUnavailable, []string{"1 " + one}},
 		{"again, with other content", func(t *testing.T, a, b *gallery) {
-			b.use(t, "app:1", "")
+			b.content(t, "app:1", "")
 			a.shelf.put("app:1", two, "c-2")
 			a.round(t)
 		}, "second", "second", "", []string{"2 " + two}},
@@ -81,12 +81,12 @@ func TestImageNames(t *testing.T) {
 			a.round(t) // sweeps what it had saved
 		}, "second", "second", "", []string{"2 " + two}},
 		{"again, while its old image is used elsewhere", func(t *testing.T, a, b *gallery) {
-			b.use(t, "app:1", "")
+			b.content(t, "app:1", "")
 			a.shelf.put("app:1", two, "c-2")
 			coretest.OK(t, a.agreeAll(t.Context(), false)) // not saved yet
 		}, "second", "first", "", []string{"1 " + one}},
 		{"and removed", func(t *testing.T, a, b *gallery) {
-			b.use(t, "app:1", "")
+			b.content(t, "app:1", "")
 			a.shelf.put("app:1", "", "c-2")
 			a.round(t)
 			b.round(t)
@@ -95,12 +95,12 @@ func TestImageNames(t *testing.T) {
 			}
 		}, "", "", "", nil},
 		{"and removed elsewhere", func(t *testing.T, a, b *gallery) {
-			b.use(t, "app:1", "")
+			b.content(t, "app:1", "")
 			b.shelf.put("app:1", "", "c-2")
 			b.round(t)
 		}, "", "", "", nil},
 		{"and removed elsewhere, while another one is imported", func(t *testing.T, a, b *gallery) {
-			b.use(t, "app:1", "")
+			b.content(t, "app:1", "")
 			b.shelf.put("app:1", "", "c-2")
 			b.Fault = func(at string) error {
 				if at == "imagename.marked" {
@@ -112,7 +112,7 @@ func TestImageNames(t *testing.T) {
 			b.round(t)
 		}, "second", "second", "", []string{"2 " + two}},
 		{"removed and imported again", func(t *testing.T, a, b *gallery) {
-			b.use(t, "app:1", "")
+			b.content(t, "app:1", "")
 			a.shelf.put("app:1", "", "c-2")
 			a.round(t)
 			a.shelf.put("app:1", one, "c-3")
@@ -153,7 +153,7 @@ func TestImageNames(t *testing.T) {
 			b.round(t)
 		}, "", "second", "", nil},
 		{"and moved to a registry's image", func(t *testing.T, a, b *gallery) {
-			b.use(t, "app:1", "")
+			b.content(t, "app:1", "")
 			a.shelf.texts["sha256:3"] = "pulled"
 			a.shelf.put("app:1", "sha256:3", "c-2")
 			n := a.shelf.names["app:1"]
@@ -165,7 +165,7 @@ func TestImageNames(t *testing.T) {
 		{"by an earlier version", func(t *testing.T, a, b *gallery) {
 			a.shelf.names["old:1"] = ImageName{Name: "old:1", Platform: platform, Digest: two, Own: true}
 			a.round(t)
-			if got := b.use(t, "old:1", ""); got != "second" {
+			if got := b.content(t, "old:1", ""); got != "second" {
 				t.Errorf("old:1 is %q elsewhere", got)
 			}
 		}, "first", "first", "", []string{"1 " + one, "2 " + two}},
@@ -191,10 +191,10 @@ func TestImageNames(t *testing.T) {
 			if tt.code != "" {
 				name = "web:1"
 			}
-			if got := a.use(t, name, ""); got != tt.a {
+			if got := a.content(t, name, ""); got != tt.a {
 				t.Errorf("the machine uses %q, want %q", got, tt.a)
 			}
-			if got := b.use(t, name, tt.code); got != tt.b {
+			if got := b.content(t, name, tt.code); got != tt.b {
 				t.Errorf("the other machine uses %q, want %q", got, tt.b)
 			}
 			if want := fmt.Sprint(tt.kept); before != want {
@@ -241,7 +241,7 @@ func TestImageNamesAfterCrash(t *testing.T) {
 			b := a.other()
 			a.shelf.put("app:1", one, "c-1")
 			a.round(t)
-			b.use(t, "app:1", "")
+			b.content(t, "app:1", "")
 			a.shelf.put("app:1", map[bool]string{false: two}[tt.removed], "c-2")
 			crashing(a.Core, tt.at)
 			coretest.WantCode(t, a.agreeAll(t.Context(), false), sandbox.CodeInternal)
@@ -254,7 +254,7 @@ func TestImageNamesAfterCrash(t *testing.T) {
 			a.round(t)
 			a.round(t)
 			for which, g := range []*gallery{a, b} {
-				if got := g.use(t, "app:1", ""); got != tt.want {
+				if got := g.content(t, "app:1", ""); got != tt.want {
 					t.Errorf("machine %d uses %q, want %q", which, got, tt.want)
 				}
 			}
@@ -289,9 +289,9 @@ func TestFollowAfterCrash(t *testing.T) {
 		a.shelf.put("app:1", one, "c-1")
 		a.round(t)
 		crashing(b.Core, at)
-		b.use(t, "app:1", sandbox.CodeInternal)
+		b.content(t, "app:1", sandbox.CodeInternal)
 		b.Fault = func(string) error { return nil }
-		if got := b.use(t, "app:1", ""); got != "first" || b.shelf.accepted != 1 {
+		if got := b.content(t, "app:1", ""); got != "first" || b.shelf.accepted != 1 {
 			t.Errorf("%s: it uses %q after %d were fetched", at, got, b.shelf.accepted)
 		}
 	}
@@ -315,7 +315,7 @@ func TestImportAtOnce(t *testing.T) {
 		a.round(t)
 		b.round(t)
 	}
-	if x, y := a.use(t, "app:1", ""), b.use(t, "app:1", ""); x != y || x == "" {
+	if x, y := a.content(t, "app:1", ""), b.content(t, "app:1", ""); x != y || x == "" {
 		t.Errorf("they use %q and %q", x, y)
 	}
 }
