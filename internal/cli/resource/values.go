@@ -14,12 +14,16 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// SizeFlag is a number of bytes, written as Docker does: 512m, 2g, 1.5GiB.
-// Units are binary. It satisfies pflag.Value.
+// SizeFlag is a number of bytes, written as Docker or Kubernetes do: 512m, 2g,
+// 1.5GiB, 512Mi. Units are binary. It satisfies pflag.Value.
 type SizeFlag int64
 
 func (s *SizeFlag) Set(text string) error {
-	n, err := units.RAMInBytes(text)
+	docker := text
+	if strings.HasSuffix(text, "i") {
+		docker += "B"
+	}
+	n, err := units.RAMInBytes(docker)
 	if err != nil || n <= 0 || n == math.MaxInt64 {
 		return fmt.Errorf("%q is not a size such as 512m or 2g", text)
 	}

@@ -5,13 +5,13 @@ import (
 )
 
 func TestSizes(t *testing.T) {
-	for text, want := range map[string]int64{"512m": 512 << 20, "2g": 2 << 30, "1.5GiB": 3 << 29, "1024": 1024, "64K": 64 << 10} {
+	for text, want := range map[string]int64{"512m": 512 << 20, "2g": 2 << 30, "1.5GiB": 3 << 29, "1024": 1024, "64K": 64 << 10, "200Mi": 200 << 20, "1.5Gi": 3 << 29} {
 		var s SizeFlag
 		if err := s.Set(text); err != nil || int64(s) != want {
 			t.Errorf("%s: %d, %v", text, s, err)
 		}
 	}
-	for _, bad := range []string{"", "x", "-1", "0", "1e400", "99999999999g", "1 giant"} {
+	for _, bad := range []string{"", "x", "-1", "0", "1e400", "99999999999g", "1 giant", "5i", "i"} {
 		var s SizeFlag
 		if err := s.Set(bad); err == nil {
 			t.Errorf("%q became %d", bad, s)

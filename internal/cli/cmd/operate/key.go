@@ -2,6 +2,7 @@ package operate
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"time"
 
@@ -47,15 +48,22 @@ the daemon keeps only its hash.`,
 		if err != nil {
 			return err
 		}
-		if asJSON {
-			return a.PrintJSON(k)
+		if err := a.showKey(k, asJSON); err != nil {
+			return errors.Join(err, c.Admin().RevokeKey(context.WithoutCancel(ctx), k.ID)) // nobody has seen it
 		}
-		if term.IsTerminal(a.Stdout) {
-			a.explainKey(k)
-		}
-		return a.Println(k.Token)
+		return nil
 	})
 	return cmd
+}
+
+func (a keyCommands) showKey(k operator.Key, asJSON bool) error {
+	if asJSON {
+		return a.PrintJSON(k)
+	}
+	if term.IsTerminal(a.Stdout) {
+		a.explainKey(k)
+	}
+	return a.Println(k.Token)
 }
 
 // explainKey explains the key on a terminal. Standard output contains only the
