@@ -65,7 +65,7 @@ func (h *Hub) user(req *jwt.AuthorizationRequestClaims) (*jwt.UserClaims, error)
 	}
 	ctx, cancel := context.WithTimeout(h.life, authTimeout)
 	defer cancel()
-	m, err := store.Read(ctx, h.cfg.Store, func(tx *store.Tx) (store.Machine, error) { return tx.Operator().MachineByKey(ctx, key) })
+	m, err := h.byKey(ctx, key)
 	user := jwt.NewUserClaims(req.UserNkey)
 	user.Limits.Subs, user.Limits.Payload = maxSubs, maxPayload
 	user.Resp = nil
@@ -88,8 +88,18 @@ func (h *Hub) user(req *jwt.AuthorizationRequestClaims) (*jwt.UserClaims, error)
 	user.Expires = h.now().Add(admitted).Unix()
 	user.Pub.Allow.Add(own.Up() + ">")
 	user.Sub.Allow.Add(own.Down() + ">")
-	h.connected(m.ID, instance, connection{req.Server.ID, req.ClientInformation.ID})
+	h.connected(m.ID, connection{req.Server.ID, req.ClientInformation.ID})
+	// If it was revoked meanwhile, Revoked may not have known the connection.
+	if m, err = h.byKey(ctx, key); err != nil {
+		return nil, fmt.Errorf("the enrolment cannot be looked up: %w", err)
+	} else if m.State != operator.MachineActive {
+		return nil, errRevoked
+	}
 	return user, nil
+}
+
+func (h *Hub) byKey(ctx context.Context, key string) (store.Machine, error) {
+	return store.Read(ctx, h.cfg.Store, func(tx *store.Tx) (store.Machine, error) { return tx.Operator().MachineByKey(ctx, key) })
 }
 
 var errRevoked = fmt.Errorf("the enrolment was revoked")

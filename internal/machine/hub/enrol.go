@@ -102,7 +102,7 @@ func (h *Hub) enrolment(ctx context.Context, key string, data []byte) (machine.A
 
 // state returns the state of an enrolment that was requested.
 func (h *Hub) state(ctx context.Context, key string) (machine.Answer, error) {
-	m, err := store.Read(ctx, h.cfg.Store, func(tx *store.Tx) (store.Machine, error) { return tx.Operator().MachineByKey(ctx, key) })
+	m, err := h.byKey(ctx, key)
 	switch {
 	case sandbox.CodeOf(err) == sandbox.CodeNotFound:
 		return machine.Answer{State: machine.Expired}, nil

@@ -76,7 +76,7 @@ type peer struct {
 	greeting machine.Greeting
 	seen     time.Time
 	left     bool
-	conns    map[string]connection // by instance
+	conns    []connection // the newest at the end
 
 	reported  *operator.Consents // nil: none yet
 	reporting bool               // a report is on its way
@@ -130,21 +130,41 @@ func (h *Hub) Close() {
 	h.conn.Close()
 }
 
-// connected records the connection of a process that the server lets in.
-func (h *Hub) connected(id, instance string, c connection) {
+// maxConns is how many connections of a machine are known. A process needs one;
+// the others are those that were lost, or that another process replaced.
+const maxConns = 32
+
+// connected records a connection that the server lets in, and closes the oldest
+// one if there are too many: what is not known cannot be closed later.
+func (h *Hub) connected(id string, c connection) {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	p := h.peer(id)
-	if len(p.conns) > 32 {
-		clear(p.conns)
+	p.conns = append(p.conns, c)
+	var oldest []connection
+	if n := len(p.conns) - maxConns; n > 0 {
+		oldest = slices.Clone(p.conns[:n])
+		p.conns = slices.Delete(p.conns, 0, n)
 	}
-	p.conns[instance] = c
+	h.mu.Unlock()
+	h.kick(oldest)
+}
+
+// kick closes connections. Those that ended already are no error.
+func (h *Hub) kick(conns []connection) {
+	if h.cfg.Kick == nil {
+		return
+	}
+	for _, c := range conns {
+		if err := h.cfg.Kick(c.server, c.client); err != nil {
+			h.cfg.Logger.Debug("closing a connection of a machine", "error", err)
+		}
+	}
 }
 
 func (h *Hub) peer(id string) *peer {
 	p := h.peers[id]
 	if p == nil {
-		p = &peer{conns: map[string]connection{}}
+		p = &peer{}
 		h.peers[id] = p
 	}
 	return p
@@ -302,7 +322,8 @@ func (h *Hub) liveness(id string, active bool) (catalog.Liveness, time.Time) {
 	return catalog.MachineLiveness(active, now.Sub(p.seen) <= machine.Fresh && h.conn.IsConnected(), p.seen, now), p.seen
 }
 
-// Revoked closes the connections of a machine.
+// Revoked closes the connections of a machine. The caller has stored that it is
+// revoked, so that no later connection is let in.
 func (h *Hub) Revoked(id string) {
 	h.mu.Lock()
 	p := h.peers[id]
@@ -316,14 +337,7 @@ func (h *Hub) Revoked(id string) {
 		h.dismiss(p.subjects, machine.Farewell{Reason: "the enrolment was revoked", Revoked: true})
 		_ = h.conn.FlushTimeout(time.Second)
 	}
-	for _, c := range p.conns {
-		if h.cfg.Kick == nil {
-			continue
-		}
-		if err := h.cfg.Kick(c.server, c.client); err != nil {
-			h.cfg.Logger.Debug("closing the connection of a revoked machine", "error", err)
-		}
-	}
+	h.kick(p.conns)
 }
 
 // Credentials returns the key of a machine's own daemon, and its provider. Both
