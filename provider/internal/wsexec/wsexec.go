@@ -22,7 +22,7 @@ type Protocol struct {
 	// MaxInput is the largest number of input bytes in a message.
 	MaxInput int
 	// Ended parses a text message. It returns nil unless the command has ended;
-	// then it returns a *guestkit.Exit or another error.
+	// then it returns a *guestkit.Exit or another error. Nil: text means nothing.
 	Ended func(text, stderr []byte) error
 	// Encode and Decode, if set, replace the channels. Encode returns a message with
 	// input, and Decode the output in a message, and an error as that of Ended.
@@ -115,7 +115,7 @@ func (p *Program) beat(ctx context.Context) {
 		err := p.ws.Ping(pinging)
 		cancel()
 		if err != nil {
-			return // receive reports the error
+			return // without further signs of life the caller gives up
 		}
 		select {
 		case p.messages <- message{kind: websocket.MessageBinary}:
@@ -141,6 +141,8 @@ func (p *Program) Receive() ([]byte, error) {
 	switch {
 	case m.err != nil:
 		return nil, p.protocol.Lost()
+	case m.kind == websocket.MessageText && p.protocol.Ended == nil:
+		return nil, nil
 	case m.kind == websocket.MessageText:
 		return nil, p.protocol.Ended(m.data, p.stderr)
 	case len(m.data) == 0:
