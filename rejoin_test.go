@@ -19,10 +19,9 @@ import (
 	"github.com/atoll-run/atoll/sandbox"
 )
 
-// If the connection is lost after the command has ended, and the daemon refuses
-// to continue the output, a reader gets that error and not the error of the
-// connection.
-func TestOutputBreaksOff(t *testing.T) {
+// oneCommand is a daemon with a sandbox whose commands run until run returns.
+func oneCommand(t *testing.T, run func(*stream.Link)) *http.ServeMux {
+	t.Helper()
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/sandboxes/one", func(w http.ResponseWriter, _ *http.Request) {
 		fmt.Fprint(w, `{"id":"sb-one","name":"one","state":"running"}`)
@@ -40,8 +39,18 @@ func TestOutputBreaksOff(t *testing.T) {
 		}
 		exit := sandbox.Exit{Reason: sandbox.ReasonExited}
 		_ = link.Send(t.Context(), stream.Message{Type: "started", Process: &sandbox.ProcessInfo{ID: "p"}, At: &stream.Position{}})
-		_, _ = io.WriteString(link.Writer(stream.Stdout), "half")
+		run(link)
 		_ = link.Send(t.Context(), stream.Message{Type: "exit", Exit: &exit})
+	})
+	return mux
+}
+
+// If the connection is lost after the command has ended, and the daemon refuses
+// to continue the output, a reader gets that error and not the error of the
+// connection.
+func TestOutputBreaksOff(t *testing.T) {
+	mux := oneCommand(t, func(link *stream.Link) {
+		_, _ = io.WriteString(link.Writer(stream.Stdout), "half")
 	})
 	mux.HandleFunc("GET /v1/sandboxes/{ref}/processes/p/attach", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/problem+json")
@@ -98,26 +107,7 @@ func (c held) Write(b []byte) (int, error) {
 // not answer.
 func TestSignalAtTheEnd(t *testing.T) {
 	end := make(chan struct{})
-	mux := http.NewServeMux()
-	mux.HandleFunc("GET /v1/sandboxes/one", func(w http.ResponseWriter, _ *http.Request) {
-		fmt.Fprint(w, `{"id":"sb-one","name":"one","state":"running"}`)
-	})
-	mux.HandleFunc("GET /v1/sandboxes/{ref}/exec", func(w http.ResponseWriter, r *http.Request) {
-		ws, err := websocket.Accept(w, r, nil)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		link := stream.New(t.Context(), ws)
-		defer link.Abort()
-		if _, err := link.Receive(t.Context()); err != nil {
-			t.Error(err)
-		}
-		exit := sandbox.Exit{Reason: sandbox.ReasonExited}
-		_ = link.Send(t.Context(), stream.Message{Type: "started", Process: &sandbox.ProcessInfo{ID: "p"}, At: &stream.Position{}})
-		<-end
-		_ = link.Send(t.Context(), stream.Message{Type: "exit", Exit: &exit})
-	})
+	mux := oneCommand(t, func(*stream.Link) { <-end })
 	s := httptest.NewServer(mux)
 	t.Cleanup(s.Close)
 	var armed atomic.Bool

@@ -9,12 +9,10 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/atoll-run/atoll"
 	"github.com/atoll-run/atoll/internal/daemon"
 	"github.com/atoll-run/atoll/internal/daemon/daemontest"
-	"github.com/atoll-run/atoll/internal/fleet"
 	"github.com/atoll-run/atoll/internal/image"
 	"github.com/atoll-run/atoll/internal/store"
 	"github.com/atoll-run/atoll/internal/testing/storetest"
@@ -76,20 +74,7 @@ func meaning(t *testing.T, m *daemontest.Machine) string {
 func TestControlsShareImports(t *testing.T) {
 	address, blobs := storetest.Postgres(t), t.TempDir()
 	a := newNode(t, 32<<30)
-	keys := nodeKeys(t, a)
-	m1, m2 := daemontest.New(t), daemontest.New(t)
-	with := func(m *daemontest.Machine) func(*daemon.Options) {
-		return func(o *daemon.Options) {
-			withImages(m, "", o)
-			o.Store, o.Blobs = address, blobs
-			o.Fleet = &fleet.Config{Nodes: nodeList(a), KeyFile: keys, Every: 50 * time.Millisecond}
-		}
-	}
-	d1 := m1.Start(t, with(m1))
-	secret, err := os.ReadFile(filepath.Join(m1.Dir, "workspace.key"))
-	ok(t, err)
-	ok(t, os.WriteFile(filepath.Join(m2.Dir, "workspace.key"), secret, 0o600))
-	d2 := m2.Start(t, with(m2))
+	m1, m2, d1, d2, with := startControls(t, address, blobs, a)
 	db := openStore(t, address)
 	k, err := daemontest.Client(t, d1).Admin().CreateKey(t.Context(), operator.NewKey{Tenant: "acme", Verbs: []string{"admin"}})
 	ok(t, err)

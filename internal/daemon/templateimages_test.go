@@ -55,6 +55,26 @@ func noImages(t *testing.T, m *daemontest.Machine) {
 	}
 }
 
+// startControls starts two control daemons with one database, one blob store, one key
+// of workspaces and one node. with has the options of them.
+func startControls(t *testing.T, address, blobs string, node *nodeDaemon) (m1, m2 *daemontest.Machine, d1, d2 *daemon.Daemon, with func(*daemontest.Machine) func(*daemon.Options)) {
+	t.Helper()
+	keys := nodeKeys(t, node)
+	m1, m2 = daemontest.New(t), daemontest.New(t)
+	with = func(m *daemontest.Machine) func(*daemon.Options) {
+		return func(o *daemon.Options) {
+			withImages(m, "", o)
+			o.Store, o.Blobs = address, blobs
+			o.Fleet = &fleet.Config{Nodes: nodeList(node), KeyFile: keys, Every: 50 * time.Millisecond}
+		}
+	}
+	d1 = m1.Start(t, with(m1))
+	secret, err := os.ReadFile(filepath.Join(m1.Dir, "workspace.key"))
+	ok(t, err)
+	ok(t, os.WriteFile(filepath.Join(m2.Dir, "workspace.key"), secret, 0o600))
+	return m1, m2, d1, m2.Start(t, with(m2)), with
+}
+
 // A template that one control daemon built is used through another one, also when the
 // first one and its machine are lost: on its machine, on nodes and in builds. It comes
 // from the blob store once. Other tenants get it if it is public. Removing the
@@ -62,20 +82,7 @@ func noImages(t *testing.T, m *daemontest.Machine) {
 func TestControlsShareTemplates(t *testing.T) {
 	address, blobs := storetest.Postgres(t), t.TempDir()
 	a := newNode(t, 32<<30)
-	keys := nodeKeys(t, a)
-	m1, m2 := daemontest.New(t), daemontest.New(t)
-	with := func(m *daemontest.Machine) func(*daemon.Options) {
-		return func(o *daemon.Options) {
-			withImages(m, "", o)
-			o.Store, o.Blobs = address, blobs
-			o.Fleet = &fleet.Config{Nodes: nodeList(a), KeyFile: keys, Every: 50 * time.Millisecond}
-		}
-	}
-	d1 := m1.Start(t, with(m1))
-	secret, err := os.ReadFile(filepath.Join(m1.Dir, "workspace.key"))
-	ok(t, err)
-	ok(t, os.WriteFile(filepath.Join(m2.Dir, "workspace.key"), secret, 0o600))
-	d2 := m2.Start(t, with(m2))
+	m1, m2, d1, d2, _ := startControls(t, address, blobs, a)
 	tokens := map[string]string{}
 	for _, tenant := range []string{"acme", "rival"} {
 		k, err := daemontest.Client(t, d1).Admin().CreateKey(t.Context(), operator.NewKey{Tenant: tenant, Verbs: []string{"admin"}})
