@@ -49,10 +49,11 @@ type Server struct {
 // Start starts a server. Only connections that a hub lets in can do anything.
 func Start(o Options) (*Server, error) {
 	host, port, err := net.SplitHostPort(o.Listen)
-	number, badPort := strconv.Atoi(port)
+	parsed, badPort := strconv.ParseUint(port, 10, 16)
 	if err != nil || badPort != nil {
 		return nil, &sandbox.Error{Code: sandbox.CodeInvalid, Op: "machines.open", Subject: o.Listen, Message: "is not HOST:PORT"}
 	}
+	number := int(parsed)
 	if number == 0 {
 		number = server.RANDOM_PORT
 	}
