@@ -202,6 +202,9 @@ func (c *Conn) Send(m *Message, files ...*os.File) error {
 	if len(body) > MaxFrame {
 		return fmt.Errorf("a message of %d bytes is too long", len(body))
 	}
+	if len(files) > maxFiles {
+		return fmt.Errorf("a message with %d files has too many", len(files))
+	}
 	var oob []byte
 	if len(files) > 0 {
 		fds, err := duplicates(files)
