@@ -279,10 +279,13 @@ func (f Files) export(ctx context.Context, query url.Values, w io.Writer) error 
 func pour(ctx context.Context, w io.Writer, body io.Reader) error {
 	source := &watched{r: body}
 	if _, err := io.Copy(w, source); err != nil {
-		if source.failure() != nil {
+		switch {
+		case source.failure() == nil:
+			return err
+		case ctx.Err() != nil:
 			return client.TransportError(ctx, err)
 		}
-		return err
+		return &sandbox.Error{Code: sandbox.CodeUnavailable, Op: "client.request", Message: "the answer broke off", Hint: "try again; the daemon's log says why", Cause: err}
 	}
 	return nil
 }

@@ -1,7 +1,9 @@
 package atoll_test
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -45,6 +47,27 @@ func oneCommand(t *testing.T, run func(*stream.Link)) *http.ServeMux {
 	return mux
 }
 
+// openOne opens the sandbox of that daemon.
+func openOne(t *testing.T, mux *http.ServeMux, transport *http.Transport) *atoll.Sandbox {
+	t.Helper()
+	s := httptest.NewServer(mux)
+	t.Cleanup(s.Close)
+	opts := atoll.Options{Host: s.URL, Key: "k"}
+	if transport != nil {
+		opts.Transport = transport
+	}
+	c, err := atoll.New(opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	sb, err := c.Get(t.Context(), "one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sb
+}
+
 // If the connection is lost after the command has ended, and the daemon refuses
 // to continue the output, a reader gets that error and not the error of the
 // connection.
@@ -57,17 +80,7 @@ func TestOutputBreaksOff(t *testing.T) {
 		w.WriteHeader(http.StatusTooManyRequests)
 		fmt.Fprint(w, `{"code":"exhausted","detail":"the disk is full","status":429,"title":"exhausted"}`)
 	})
-	s := httptest.NewServer(mux)
-	t.Cleanup(s.Close)
-	c, err := atoll.New(atoll.Options{Host: s.URL, Key: "k"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	sb, err := c.Get(t.Context(), "one")
-	if err != nil {
-		t.Fatal(err)
-	}
+	sb := openOne(t, mux, nil)
 	p, err := sb.Exec(t.Context(), sandbox.Command{Args: []string{"x"}, Hold: time.Minute})
 	if err != nil {
 		t.Fatal(err)
@@ -108,8 +121,6 @@ func (c held) Write(b []byte) (int, error) {
 func TestSignalAtTheEnd(t *testing.T) {
 	end := make(chan struct{})
 	mux := oneCommand(t, func(*stream.Link) { <-end })
-	s := httptest.NewServer(mux)
-	t.Cleanup(s.Close)
 	var armed atomic.Bool
 	writing, release := make(chan struct{}, 1), make(chan struct{})
 	transport := &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -117,15 +128,7 @@ func TestSignalAtTheEnd(t *testing.T) {
 		return held{conn, &armed, writing, release}, err
 	}}
 	t.Cleanup(transport.CloseIdleConnections)
-	c, err := atoll.New(atoll.Options{Host: s.URL, Key: "k", Transport: transport})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = c.Close() })
-	sb, err := c.Get(t.Context(), "one")
-	if err != nil {
-		t.Fatal(err)
-	}
+	sb := openOne(t, mux, transport)
 	p, err := sb.Exec(t.Context(), sandbox.Command{Args: []string{"x"}})
 	if err != nil {
 		t.Fatal(err)
@@ -142,5 +145,21 @@ func TestSignalAtTheEnd(t *testing.T) {
 	close(release)
 	if err := <-signaled; sandbox.CodeOf(err) != sandbox.CodeNotFound {
 		t.Errorf("the signal at the end: %v, want %s", err, sandbox.CodeNotFound)
+	}
+}
+
+// A download that breaks off says so, and not that the daemon does not answer.
+func TestDownloadBreaksOff(t *testing.T) {
+	mux := oneCommand(t, func(*stream.Link) {})
+	mux.HandleFunc("GET /v1/sandboxes/{ref}/files/archive", func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, "a part")
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	sb := openOne(t, mux, nil)
+	var got bytes.Buffer
+	err := sb.Files().Export(t.Context(), "/", &got)
+	if e := new(sandbox.Error); !errors.As(err, &e) || e.Code != sandbox.CodeUnavailable || e.Message != "the answer broke off" || got.String() != "a part" {
+		t.Errorf("%q, %v", got.String(), err)
 	}
 }

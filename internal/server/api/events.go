@@ -173,10 +173,7 @@ func (a *API) exportEvents(w http.ResponseWriter, r *http.Request) error {
 	out := &begun{w: w}
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	err := export(r.Context(), in, out)
-	if err != nil && out.yes {
-		panic(http.ErrAbortHandler)
-	}
-	return err
+	return a.cutShort(r.Context(), out, err)
 }
 
 // followEvents streams the log. The id of a server-sent event is its seq, so

@@ -313,10 +313,19 @@ func (a *API) exportFiles(w http.ResponseWriter, r *http.Request) error {
 	out := &begun{w: flusher{w, http.NewResponseController(w)}}
 	w.Header().Set("Content-Type", kind)
 	err = sb.Files().Export(r.Context(), q.Get("path"), out, opts)
-	if err != nil && out.yes {
-		panic(http.ErrAbortHandler) // a part must not look complete
+	return a.cutShort(r.Context(), out, err)
+}
+
+// cutShort returns the error of a response. If its body has begun, it logs the error
+// and aborts the connection, so that a part does not look complete.
+func (a *API) cutShort(ctx context.Context, out *begun, err error) error {
+	if err == nil || !out.yes {
+		return err
 	}
-	return err
+	if ctx.Err() == nil {
+		a.opts.Logger.WarnContext(ctx, "a response was cut short", "error", err)
+	}
+	panic(http.ErrAbortHandler)
 }
 
 // begun remembers whether anything was written.

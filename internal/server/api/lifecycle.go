@@ -172,10 +172,7 @@ func (a *API) exportSnapshot(w http.ResponseWriter, r *http.Request) error {
 	w.Header().Set("Content-Type", "application/x-tar")
 	out := &begun{w: flusher{w, http.NewResponseController(w)}}
 	err := a.services.Snapshots.ExportSnapshot(r.Context(), r.PathValue("snapshot"), out)
-	if err != nil && out.yes {
-		panic(http.ErrAbortHandler) // a part must not look complete
-	}
-	return err
+	return a.cutShort(r.Context(), out, err)
 }
 
 func (a *API) importSnapshot(w http.ResponseWriter, r *http.Request) error {
