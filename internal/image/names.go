@@ -116,8 +116,8 @@ func (s *Store) readAnyRef(name, platform string) (*refRecord, error) {
 }
 
 // SetName replaces a name that Names returned by another one with the same name and
-// platform, whose image must be here. One without a digest and a change is
-// forgotten. SetName reports whether it did that: not if the name was changed
+// platform, whose image must be here. A name without a digest and
+// a change is forgotten. SetName reports whether it did that: not if the name was changed
 // meanwhile, or the image is not here.
 func (s *Store) SetName(ctx context.Context, old, to NameState) (bool, error) {
 	done, err := s.setName(ctx, old, to)

@@ -54,8 +54,8 @@ func (g *gallery) row(t *testing.T, name string) store.ImageName {
 	return row
 }
 
-// What daemons with one database do with the names that a user changes on their
-// machines. Each ends with what the first and the second one use, and what is saved.
+// A user changes names on two machines whose daemons share a database. Each case ends
+// with the images that the first and the second machine use, and those that are saved.
 func TestImageNames(t *testing.T) {
 	for _, tt := range []struct {
 		name string

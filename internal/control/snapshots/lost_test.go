@@ -53,8 +53,8 @@ func (o *office) erase(t *testing.T, part string) {
 	}
 }
 
-// What the blob store has lost is saved again by a machine that has it, and by no other:
-// a record of what is nowhere else stays, whatever the blob store shows.
+// Only a machine that still has a lost snapshot or image saves it again. If no machine
+// has it, its record stays, whatever the blob store shows.
 func TestFindLost(t *testing.T) {
 	const first, second = "1", "2" // the versions that were saved
 	for _, tt := range []struct {

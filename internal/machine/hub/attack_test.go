@@ -15,8 +15,8 @@ import (
 	"github.com/atoll-run/atoll/sandbox/operator"
 )
 
-// What a process calls itself becomes a part of its subjects, so it can be no
-// pattern and no other subject.
+// The name of a process becomes a part of its subjects. So a name that has a
+// pattern, or another subject, is refused.
 func TestNamesOfProcesses(t *testing.T) {
 	w, key := newWorld(t), newKey(t)
 	w.set(t, active("m-one", public(t, key)))
